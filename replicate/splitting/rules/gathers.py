@@ -94,7 +94,7 @@ def _one_hot(case: Case) -> Said:
     return Said([x], [inserted(x, case.attribute("axis"))])
 
 
-_SEGMENTS = {
+SEGMENTS = {
     "UnsortedSegmentMax": Kind.MAX,
     "UnsortedSegmentMin": Kind.MIN,
     "UnsortedSegmentProd": Kind.PROD,
@@ -111,7 +111,7 @@ def _segments(case: Case) -> Split:
     NOTE: the maximum of entries with a NaN among them depends on their order in a CPU's kernel: it
     is that of the entries after the last NaN. Here it is NaN.
     """
-    kind = Partial(_SEGMENTS[case.type])
+    kind = Partial(SEGMENTS[case.type])
     x, ids_rank = names(case), case.rank(1)
     said = Said([x, x[:ids_rank]], [["S", *x[ids_rank:]]])
     sums = signatures.split(case, said, kind)

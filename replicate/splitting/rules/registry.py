@@ -213,6 +213,12 @@ class Case:
         state = self.inputs[n]
         return states.is_rows(state) and state.plain == rows.plain
 
+    def having(self, n: int, rows: Rows) -> Rows:
+        """Returns the view of input n, which must have these rows, of numbers that are plain."""
+        if not self.has(n, rows):
+            raise WholeError("an operand has other rows")
+        return rows
+
     def along(self, n: int, rows: Rows) -> Rows:
         """Returns the view of input n, which has an entry for each row.
 

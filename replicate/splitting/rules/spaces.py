@@ -261,13 +261,13 @@ def _gather_nd(case: Case) -> Split:
     return Split([without(case.inputs[0]), indices], [indices.plain])
 
 
-@rule_of_ids(
-    "UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"
-)
+@rule_of_ids(*_SEGMENTS, *gathers.SEGMENTS)
 def _segments(case: Case) -> Split:
-    """Sums and the like by rows, as many as there are rows."""
-    ids = named(case, 1)
-    return Split([_data(case, ids), ids, number_of(case, 2, ids)], [Rows(0, ids.ids.space)])
+    """Sums and the like by rows: as many as there are rows, or else each row must occur."""
+    is_told = len(case.inputs) > 2
+    ids = named(case, 1, is_complete=not is_told)
+    number = [number_of(case, 2, ids)] if is_told else []
+    return Split([case.having(0, Rows(0, ids.space)), ids, *number], [Rows(0, ids.ids.space)])
 
 
 def number_of(case: Case, n: int, ids: RowNumbers) -> View:
@@ -280,34 +280,16 @@ def number_of(case: Case, n: int, ids: RowNumbers) -> View:
     return case.facts.number_view(case.op.inputs[n], space)
 
 
-@rule_of_ids(*_SEGMENTS)
-def _sorted_segments(case: Case) -> Split:
-    """Sums and the like by rows, if each row occurs."""
-    ids = named(case, 1, is_complete=True)
-    return Split([_data(case, ids), ids], [Rows(0, ids.ids.space)])
-
-
-def _data(case: Case, ids: RowNumbers) -> Rows:
-    """Returns the view of input 0, which has a value for each number."""
-    data = case.inputs[0]
-    if without(data) != Rows(0, ids.space):
-        raise WholeError("the data are not as the numbers")
-    return Rows(0, ids.space)
-
-
 @rule_of_ids("ScatterNd")
 def _scatter(case: Case) -> Split:
     """Entries at coordinates of which the first is a row's number."""
-    indices, updates = case.inputs[:2]
-    if not isinstance(indices, RowNumbers) or indices.axis != 0 or case.rank(0) < 2:
+    indices = coordinates(case, 0)
+    if case.rank(0) < 2:
         raise WholeError("the coordinates are not those of rows")
-    if column_of(case, 0) != 0:
-        raise WholeError("the coordinates are not those of rows")
-    if without(updates) != Rows(0, indices.space):
-        raise WholeError("the updates are not as the coordinates")
+    updates = case.having(1, Rows(0, indices.space))
     check_shape(case, 2, indices.ids)
     rows = Rows(0, indices.ids.space)
-    return Split([indices, without(updates), case.shape_view(2, rows)], [rows])
+    return Split([indices, updates, case.shape_view(2, rows)], [rows])
 
 
 def check_shape(case: Case, n: int, ids: Ids) -> None:
@@ -324,6 +306,14 @@ def numbers(case: Case, n: int) -> RowNumbers:
     state = case.inputs[n]
     if not isinstance(state, RowNumbers):
         raise WholeError("they are no numbers of rows")
+    return state
+
+
+def coordinates(case: Case, n: int) -> RowNumbers:
+    """Returns the state of input n, which must be coordinates that begin with a row's number."""
+    state = case.inputs[n]
+    if not isinstance(state, RowNumbers) or state.axis != 0 or column_of(case, n) != 0:
+        raise WholeError("its rows are not along the first dimension")
     return state
 
 

@@ -42,7 +42,7 @@ PICKING = {
 
 def _entries(case: Case, indices: int, values: int, shape: int | None = None) -> Rows:
     """Returns the rows of sparse entries; refuses inputs that are not sparse entries of rows."""
-    state = _coordinates(case, indices)
+    state = spaces.coordinates(case, indices)
     if case.rank(indices) != 2 or case.rank(values) != 1:
         raise WholeError("it has no entries of one row each")
     if shape is not None:
@@ -50,17 +50,9 @@ def _entries(case: Case, indices: int, values: int, shape: int | None = None) ->
     return Rows(0, state.ids.space)
 
 
-def _coordinates(case: Case, n: int) -> RowNumbers:
-    """Returns the state of input n, which must be coordinates that begin with a row's number."""
-    state = case.inputs[n]
-    if not isinstance(state, RowNumbers) or state.axis != 0 or spaces.column_of(case, n) != 0:
-        raise WholeError("its rows are not along the first dimension")
-    return state
-
-
 def _values(case: Case, indices: int) -> Rows:
     """Returns the view of values: there are as many as coordinates, or the operation fails."""
-    return _coordinates(case, indices).at(0)
+    return spaces.coordinates(case, indices).at(0)
 
 
 def _operand(case: Case) -> tuple[Rows, list[View]]:
@@ -79,7 +71,7 @@ def _fill(case: Case) -> Split:
     """Adds an entry to each row without one; of the shape only the number of rows counts."""
     rows = _entries(case, 0, 1, 2)
     spaces.check_no_loop(case)
-    state, source = _coordinates(case, 0), case.space_of(case.op.outputs[1])
+    state, source = spaces.coordinates(case, 0), case.space_of(case.op.outputs[1])
     filled = Ids(rows.space, 0, state.ids.stride, True)
     places = RowNumbers(0, state.space, Ids(source))
     return Split(
@@ -91,7 +83,7 @@ def _fill(case: Case) -> Split:
 @rule_of_ids("SparseReshape")
 def _reshape(case: Case) -> Split:
     """Coordinates of the same entries in another shape, whose first dimension has rows too."""
-    state = _coordinates(case, 0)
+    state = spaces.coordinates(case, 0)
     spaces.check_shape(case, 1, state.ids)
     rows, old, new = Rows(0, state.ids.space), case.entries(1), case.entries(2)
     stride = _new_stride(old, new, state.ids.stride)
@@ -205,7 +197,7 @@ def _side_by_side(
     tensors = set()
     for n in range(number):
         rows = _entries(case, n, number + n, 2 * number + n)
-        tensors.add((rows, _coordinates(case, n).ids.stride))
+        tensors.add((rows, spaces.coordinates(case, n).ids.stride))
         wants[n], wants[number + n] = case.inputs[n], _values(case, n)
         wants[2 * number + n] = shape_view(2 * number + n, rows)
     for n in dense:
@@ -239,7 +231,7 @@ def _split_texts(case: Case) -> Split:
 @rule_of_ids("CTCLoss", "CTCLossV2")
 def _ctc_loss(case: Case) -> Split:
     """`inputs` of [T, n, C], labels as sparse entries, and n lengths; each row's loss, gradient."""
-    state = _coordinates(case, 1)
+    state = spaces.coordinates(case, 1)
     rows = Rows(0, state.ids.space)
     steps = rows.at(1)
     if rows.space.is_picked or case.shape(0)[1].multiple != state.ids.stride:
@@ -306,9 +298,9 @@ def _to_sparse(case: Case) -> Split:
     if len(case.inputs) != 2 or case.rank(1) != 1:
         raise WholeError("it has several ragged dimensions, or inner ones")
     bounds = _bounds(case, 0)
-    if bounds.part != "all" or spaces.without(case.inputs[1]) != Rows(0, bounds.values):
-        raise WholeError("the values are others'")
-    values = Rows(0, bounds.values)
+    if bounds.part != "all":
+        raise WholeError("it takes some of the places")
+    values = case.having(1, Rows(0, bounds.values))
     indices = RowNumbers(0, bounds.values, Ids(bounds.rows, 0))
     return Split([case.inputs[0], values], [indices, values, SIZE])
 
@@ -319,10 +311,8 @@ def _ragged_to_dense(case: Case) -> Split:
     types = [each.decode() for each in case.op.get_attr("row_partition_types")]
     if types != ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]:
         raise WholeError("it has several ragged dimensions, or no numbers of rows")
-    state, values = spaces.named(case, 4), case.inputs[1]
-    rows = Rows(0, state.ids.space)
-    if spaces.without(values) != Rows(0, state.space):
-        raise WholeError("the values are others'")
+    state = spaces.named(case, 4)
+    rows, values = Rows(0, state.ids.space), case.having(1, Rows(0, state.space))
     entries = case.entries(0)
     if len(entries) < 2 or entries[0].size != -1 or -1 in [each.size for each in entries[1:]]:
         raise WholeError("only a run tells how long the longest row is")
@@ -330,4 +320,4 @@ def _ragged_to_dense(case: Case) -> Split:
     if number is None or number.multiple != state.ids.stride or rows.space.is_picked:
         raise WholeError("it makes another number of rows")
     view = case.facts.number_view(case.op.inputs[3], rows.space)
-    return Split([case.same(0), spaces.without(values), WHOLE, view, state], [rows])
+    return Split([case.same(0), values, WHOLE, view, state], [rows])
