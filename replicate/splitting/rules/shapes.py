@@ -407,9 +407,9 @@ def slice_of_size(case: Case) -> Split:
     rows = case.rows_of(0)
     if case.entries(1)[rows.axis].size != 0:
         raise WholeError("it slices rows")
-    size, leading = case.entries(2)[rows.axis], Local(Leading(rows.space))
-    if case.measured(2) == leading and case.inputs[2] is SIZE and not rows.axis:
-        return Split([rows, case.same(1), OWN], [leading])
+    size, measured = case.entries(2)[rows.axis], case.measured(2)
+    if measured == Local(Leading(rows.space)) and case.inputs[2] is SIZE and not rows.axis:
+        return Split([rows, case.same(1), OWN], [measured])
     if size.size != -1:
         _check_length(size, case.shape(0)[rows.axis])
     return Split([rows, case.same(1), case.shape_view(2, rows)], [rows])

@@ -40,25 +40,22 @@ PICKING = {
 }
 
 
-def _entries(case: Case, indices: int, values: int, shape: int | None = None) -> Rows:
-    """Returns the rows of sparse entries; refuses inputs that are not sparse entries of rows."""
+def _entries(case: Case, indices: int, values: int, shape: int) -> Rows:
+    """Returns the rows of sparse entries; refuses inputs that are not sparse entries of rows.
+
+    Of values there are as many as coordinates, or an operation fails.
+    """
     state = spaces.coordinates(case, indices)
     if case.rank(indices) != 2 or case.rank(values) != 1:
         raise WholeError("it has no entries of one row each")
-    if shape is not None:
-        spaces.check_shape(case, shape, state.ids)
+    spaces.check_shape(case, shape, state.ids)
     return Rows(0, state.ids.space)
-
-
-def _values(case: Case, indices: int) -> Rows:
-    """Returns the view of values: there are as many as coordinates, or the operation fails."""
-    return spaces.coordinates(case, indices).at(0)
 
 
 def _operand(case: Case) -> tuple[Rows, list[View]]:
     """Returns the rows of a sparse operand, the first three inputs, and the views of these."""
     rows = _entries(case, 0, 1, 2)
-    return rows, [case.inputs[0], _values(case, 0), case.shape_view(2, rows)]
+    return rows, [case.inputs[0], spaces.coordinates(case, 0).plain, case.shape_view(2, rows)]
 
 
 def _shape_of_rows(case: Case, n: int, rows: Rows) -> View:
@@ -75,7 +72,7 @@ def _fill(case: Case) -> Split:
     filled = Ids(rows.space, 0, state.ids.stride, True)
     places = RowNumbers(0, state.space, Ids(source))
     return Split(
-        [state, _values(case, 0), _shape_of_rows(case, 2, rows), WHOLE],
+        [state, spaces.coordinates(case, 0).plain, _shape_of_rows(case, 2, rows), WHOLE],
         [RowNumbers(0, source, filled), Rows(0, source), rows, places],
     )
 
@@ -137,7 +134,7 @@ def _product_of_matrices(case: Case) -> Split:
 def _reorder(case: Case) -> Split:
     """Entries in order, row by row."""
     _, wants = _operand(case)
-    return Split(wants, [case.inputs[0], _values(case, 0)])
+    return Split(wants, [case.inputs[0], spaces.coordinates(case, 0).plain])
 
 
 @rule_of_ids("SparseReduceSum", "SparseReduceMax")
@@ -157,7 +154,7 @@ def _softmax(case: Case) -> Split:
     _, wants = _operand(case)
     if len(case.entries(2)) < 2:
         raise WholeError("it is over rows")
-    return Split(wants, [_values(case, 0)])
+    return Split(wants, [spaces.coordinates(case, 0).plain])
 
 
 @rule_of_ids("SparseConcat")
@@ -198,7 +195,7 @@ def _side_by_side(
     for n in range(number):
         rows = _entries(case, n, number + n, 2 * number + n)
         tensors.add((rows, spaces.coordinates(case, n).ids.stride))
-        wants[n], wants[number + n] = case.inputs[n], _values(case, n)
+        wants[n], wants[number + n] = case.inputs[n], spaces.coordinates(case, n).plain
         wants[2 * number + n] = shape_view(2 * number + n, rows)
     for n in dense:
         state = case.inputs[n]
@@ -237,7 +234,7 @@ def _ctc_loss(case: Case) -> Split:
     if rows.space.is_picked or case.shape(0)[1].multiple != state.ids.stride:
         raise WholeError("there are not as many inputs as rows")
     lengths = case.along(3, rows)
-    wants = [case.along(0, steps), state, _values(case, 1), lengths]
+    wants = [case.along(0, steps), state, spaces.coordinates(case, 1).plain, lengths]
     return Split(wants, [rows, steps])
 
 
