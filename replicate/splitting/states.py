@@ -20,21 +20,20 @@ class Space:
     Args:
         name: For messages.
         source: Of picked rows, the tensor that has them along its first dimension.
+
+    Attributes:
+        base: The rows themselves, for `Steps`.
     """
 
     def __init__(self, name: str, source: Any = None):
         self.name = name
         self.source = source
+        self.base = self
 
     @property
     def is_picked(self) -> bool:
         """Whether an operation picked the rows: only a run tells how many there are."""
         return self.source is not None
-
-    @property
-    def base(self) -> "Space":
-        """The rows themselves, for `Steps`."""
-        return self
 
     @functools.cached_property
     def steps(self) -> "Steps":
@@ -57,12 +56,7 @@ class Steps(Space):
 
     def __init__(self, base: Space):
         super().__init__(f"steps of {base.name}")
-        self._base = base
-
-    @property
-    def base(self) -> Space:
-        """See base class."""
-        return self._base
+        self.base = base
 
 
 class Kind(enum.Enum):

@@ -159,20 +159,15 @@ def squeeze(case: Case) -> Split:
     if not axes:
         if any(each.size is None for n, each in enumerate(extents) if n != rows.axis):
             raise WholeError("which axes go away is not known")
-        if _may_be_one(case, rows):
+        shape = case.op.inputs[0].shape
+        is_fixed = shape.rank is not None and shape.as_list()[rows.axis] is not None
+        if not is_fixed and (extents[rows.axis].multiple or 1) == 1:
             raise WholeError("the axis of rows goes away where there is one row")
         axes = [n for n, extent in enumerate(extents) if extent.is_one and n != rows.axis]
     if rows.axis in axes or not axes:
         raise WholeError("it takes away the axis of rows, or none")
     new = rows.at(rows.axis - sum(axis < rows.axis for axis in axes))
     return Split([rows], [new], attributes={"squeeze_dims": axes})
-
-
-def _may_be_one(case: Case, rows: Rows) -> bool:
-    """Whether on one device the rows' axis of input 0 may be of length 1."""
-    shape = case.op.inputs[0].shape
-    is_fixed = shape.rank is not None and shape.as_list()[rows.axis] is not None
-    return not is_fixed and (case.shape(0)[rows.axis].multiple or 1) == 1
 
 
 @by_axes("Transpose ConjugateTranspose", linear=[0])
