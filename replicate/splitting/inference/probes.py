@@ -267,10 +267,6 @@ def _largest_number(turns: Turns) -> int:
     return max(number for number in numbers if number < _MANY[0][0])
 
 
-def _rounds(cast: tf.Operation) -> bool:
-    return cast.inputs[0].dtype.is_floating and cast.outputs[0].dtype.is_integer
-
-
 def _numbers(tensor: tf.Tensor, folder: folding.Folder) -> list[int]:
     """Returns the sizes of a small tensor's numbers, if constants and static lengths tell them."""
     if (tensor.shape.num_elements() or extents.MOST_ENTRIES + 1) > extents.MOST_ENTRIES:

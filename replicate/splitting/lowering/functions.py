@@ -57,7 +57,12 @@ def lower(
     """
     functions = definitions.Functions(graph)
     ops = set(ops)
-    taken = {op: branch for op in ops if (branch := _known_branch(op, known))}
+    which = {op: known(op.inputs[0]) for op in ops if op.type in definitions.BRANCHES}
+    taken = {
+        op: "then_branch" if value else "else_branch"
+        for op, value in which.items()
+        if value is not None
+    }
     lowered = {
         op: op.control_inputs
         for op in ops
@@ -73,12 +78,6 @@ def lower(
         behind_changes = effects.behind_changes(graph)
         lowering = _Lowering(graph, functions, behind_changes, taken)
         return lowering.run([op for op in order.ordered(ops, lowered) if op in lowered])
-
-
-def _known_branch(op: tf.Operation, known: branches.Known) -> str:
-    """Returns the attribute of the branch that an operation always takes; empty if unknown."""
-    value = known(op.inputs[0]) if op.type in definitions.BRANCHES else None
-    return "" if value is None else "then_branch" if value else "else_branch"
 
 
 def _let_go(op: tf.Operation, taken: Any) -> None:
