@@ -82,7 +82,7 @@ def test_reads_of_lists_lead_to_what_made_them(graph):
             assert {source.type for source in sources} <= set(loops.NEW_LISTS)
     for op in of_type(graph, "TensorListPushBack", "lowered"):
         for source in structure.list_sources(op.outputs[0]):
-            assert op in structure.push_backs(source)
+            assert op in structure.list_writes(source)
 
 
 def test_handles_and_flows_lead_to_their_array(graph):
@@ -110,7 +110,7 @@ def test_lists_of_lists_have_the_sources_of_what_was_written(fresh_graph):
     structure = loops.Structure(fresh_graph)
     assert structure.list_sources(popped.tensor) == [inner.op]
     assert structure.list_sources(popped.output_handle) == [outer.op]
-    assert structure.push_backs(outer.op) == [pushed.op]
+    assert structure.list_writes(outer.op) == [pushed.op]
     assert structure.list_starts() == [inner, outer]
 
 

@@ -216,10 +216,6 @@ class Structure:
         """Returns the operations that write to a list that an operation makes."""
         return self._list_writes.get(source, [])
 
-    def push_backs(self, source: tf.Operation) -> list[tf.Operation]:
-        """Returns the operations that append to a list that an operation makes."""
-        return [op for op in self.list_writes(source) if op.type == "TensorListPushBack"]
-
     def list_sources(self, tensor: tf.Tensor) -> list[tf.Operation]:
         """Returns the operations that made the lists that a tensor may be."""
         key = tensor.ref()
