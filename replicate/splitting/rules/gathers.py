@@ -18,7 +18,7 @@ from replicate.splitting.rules.signatures import (
     signature,
     whole,
 )
-from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Split, WholeError
+from replicate.splitting.states import WHOLE, Kind, Partial, Split, WholeError
 from replicate.splitting.structure import kinds
 
 
@@ -136,18 +136,16 @@ def _sparse_segments(case: Case) -> Split:
 
     Gradients have `grad` of shape [m, Q], and the number of the data's rows.
     """
-    x = names(case)
-    said = Said([["N", *x[1:]], ["i"], ["i"]], [["S", *x[1:]]])
-    sums = signatures.split(case, said)
-    if sums.gives[0] != SUM:
-        return sums
-    if case.result_shape()[0].size is None:
+    is_sum = any(map(states.is_rows, case.inputs[1:3]))
+    if is_sum and case.result_shape()[0].size is None:
         raise WholeError("how many segments there are is known only when it runs")
     # NOTE: for a mean a device would have to know how many entries the others have.
-    if case.type not in ("SparseSegmentSumWithNumSegments", "SparseSegmentSumGrad"):
+    if is_sum and case.type not in ("SparseSegmentSumWithNumSegments", "SparseSegmentSumGrad"):
         raise WholeError("devices have some entries of each segment, and their number counts")
+    x = names(case)
+    sums = signatures.split(case, Said([["N", *x[1:]], ["i"], ["i"]], [["S", *x[1:]]]))
     # NOTE: the gradient of no entries is uninitialized memory.
-    return signatures.not_none(sums) if case.type.endswith("Grad") else sums
+    return signatures.not_none(sums) if is_sum and case.type.endswith("Grad") else sums
 
 
 @rule("ScatterNd", linear=[1])
