@@ -9,7 +9,7 @@ import pytest
 
 from replicate import errors
 from replicate.app.config import input_config
-from replicate.app.data import caching, csv, inputs
+from replicate.app.data import caching, inputs, tables
 from replicate.compat.tensorflow import tf, tf1
 
 KEY = "eval.input"
@@ -108,7 +108,7 @@ def test_records_are_cached_until_their_files_or_keys_change(tmp_path):
 
 
 def test_a_stream_of_csv_is_cached(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", 10)
+    monkeypatch.setattr(tables, "_MAX_IN_MEMORY", 10)
     (tmp_path / "d.csv").write_text("x,y\n1,1\n2,2\n3,3\n")
     source = input_config.Csv(
         file=(str(tmp_path / "d.csv"),),

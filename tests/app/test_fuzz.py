@@ -24,7 +24,7 @@ from hypothesis.strategies import SearchStrategy
 
 from replicate import errors
 from replicate.app.config import catalog, config, input_config, sections
-from replicate.app.data import csv, inputs, npz, reading
+from replicate.app.data import inputs, npz, reading, tables
 from replicate.app.inspect import starter
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster as clusters
@@ -91,7 +91,7 @@ COLUMNS = st.dictionaries(st.sampled_from(["name", "age", "share", "ok", "x"]), 
 
 
 @st.composite
-def tables(draw):
+def given_tables(draw):
     """Returns the bytes of a CSV file, and the keys of an input that reads it."""
     columns = draw(COLUMNS)
     keys = {
@@ -110,7 +110,7 @@ def read_csv(given_table):
     data, keys = given_table
     with file_of(data) as path:
         with ours:
-            features, label = csv.read(input_config.Csv(file=(path,), **keys), KEY)
+            features, label = tables.read(input_config.Csv(file=(path,), **keys), KEY)
             columns = [*features.values(), *(() if label is None else (label,))]
             assert len({len(column) for column in columns}) == 1
         begin_with(path)
@@ -369,7 +369,7 @@ class What(NamedTuple):
 
 WHAT = {
     "config": What(mutations.MUTATED, mutations.check_answers),
-    "csv": What(tables(), read_csv, 100),
+    "csv": What(given_tables(), read_csv, 100),
     "npz": What(archives(), read_npz, 150),
     "tfrecord": What(records(), read_tfrecord, 30),
     "tf_config": What(mutated_clusters() | mutated_texts(), read_tf_config, 200),

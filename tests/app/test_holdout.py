@@ -8,7 +8,7 @@ import pytest
 
 from replicate import errors
 from replicate.app.config import input_config
-from replicate.app.data import csv, inputs
+from replicate.app.data import inputs, tables
 from replicate.compat.tensorflow import tf, tf1
 
 ROWS = 1000
@@ -69,7 +69,7 @@ def make_source(request, tmp_path, monkeypatch):
     """Returns an input of each kind, with a tenth of a thousand rows held out."""
     if request.param in ("csv", "stream"):
         if request.param == "stream":
-            monkeypatch.setattr(csv, "_MAX_IN_MEMORY", 10)
+            monkeypatch.setattr(tables, "_MAX_IN_MEMORY", 10)
         path = tmp_path / "d.csv"
         path.write_text("id,word\n" + "".join(f"{i},w{i % 3}\n" for i in range(ROWS)))
         return csv_input(path)
@@ -121,7 +121,7 @@ def test_equal_rows_are_on_the_same_side_and_none_left_is_told(tmp_path):
     sides = []
     for is_training in (True, False):
         try:
-            sides.append(len(csv.read(source, "k", is_training)[0]["id"]))
+            sides.append(len(tables.read(source, "k", is_training)[0]["id"]))
         except errors.RunError as e:
             sides.append(str(e))
     text = f"k: {tmp_path / 'd.csv'}: must have rows for holdout: 0.1, has none."

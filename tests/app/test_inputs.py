@@ -6,11 +6,13 @@ import sys
 import types
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from replicate import errors
 from replicate.app.config import input_config
-from replicate.app.data import csv, inputs
+from replicate.app.data import inputs, tables
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster
 
@@ -124,8 +126,8 @@ def test_csv_is_batched(tmp_path):
 
 
 def test_csv_that_does_not_fit_in_memory_is_a_stream(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", 10)
-    monkeypatch.setattr(csv, "read", None)
+    monkeypatch.setattr(tables, "_MAX_IN_MEMORY", 10)
+    monkeypatch.setattr(tables, "read", None)
     path = tmp_path / "d.csv"
     path.write_text("x,s,y\n1,a,0\n2,b,1\n3,c,0\n")
     source = input_config.Csv(
@@ -303,7 +305,7 @@ def test_rows_may_lack_labels(user_code, holdout, size):
 @pytest.mark.parametrize("limit", [2**30, 0], ids=["memory", "stream"])
 @pytest.mark.parametrize("kind", ["header", "none", "parquet", "tfrecord"])
 def test_features_have_the_order_of_the_config(tmp_path, monkeypatch, kind, limit):
-    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", limit)
+    monkeypatch.setattr(tables, "_MAX_IN_MEMORY", limit)
     path, columns = str(tmp_path / "d"), {"c": "int64", "a": "int64", "y": "int64", "b": "int64"}
     given = {"file": (path,), "label": "y"}
     if kind == "tfrecord":
@@ -315,8 +317,7 @@ def test_features_have_the_order_of_the_config(tmp_path, monkeypatch, kind, limi
         features = {name: input_config.Feature(dtype="int64") for name in columns}
         source = input_config.Tfrecord(**given, features=features)
     elif kind == "parquet":
-        arrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
-        parquet.write_table(arrow.table({name: [1] for name in "abcy"}), path)
+        parquet.write_table(pyarrow.table({name: [1] for name in "abcy"}), path)
         source = input_config.Parquet(**given, columns=columns)
     else:
         pathlib.Path(path).write_text("a,b,c,y\n" * (kind == "header") + "1,1,1,1\n")

@@ -9,7 +9,7 @@ import pytest
 from replicate import estimator
 from replicate.app.command import cli
 from replicate.app.config import config, input_config
-from replicate.app.data import csv, inputs, positions, section_inputs
+from replicate.app.data import inputs, positions, section_inputs, tables
 from replicate.app.runs import checkpoints
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster
@@ -113,7 +113,7 @@ def train(folder, out, given, *options):
 @pytest.mark.parametrize("kind", INPUTS)
 def test_a_run_that_continues_ends_with_the_same_bits(folder, monkeypatch, kind, until):
     if kind == "stream":
-        monkeypatch.setattr(csv, "_MAX_IN_MEMORY", 10)
+        monkeypatch.setattr(tables, "_MAX_IN_MEMORY", 10)
     ends = ["train.steps=10"] if until == "steps" else ["train.steps=15", "train.epochs=2"]
     outs = [f"{kind}-{until}-{which}" for which in ("whole", "parts")]
     whole = train(folder, outs[0], INPUTS[kind], *ends)
@@ -196,7 +196,7 @@ def test_passes_differ_and_those_of_another_seed_too(folder):
 
 
 def test_what_was_read_is_neither_parsed_nor_read_twice(folder, monkeypatch):
-    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", 10)
+    monkeypatch.setattr(tables, "_MAX_IN_MEMORY", 10)
     looked_at = []
 
     def pieces(*_):
@@ -204,7 +204,7 @@ def test_what_was_read_is_neither_parsed_nor_read_twice(folder, monkeypatch):
             looked_at.append(place)
             yield {"x": np.arange(place, place + 1.0)}
 
-    monkeypatch.setattr(csv, "pieces", pieces)
+    monkeypatch.setattr(tables, "pieces", pieces)
     source = input_config.Csv(
         file=(str(folder / "a.csv"),), columns={"x": "float64"}, batch_size=1, repeat=True
     )

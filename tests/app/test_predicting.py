@@ -3,10 +3,12 @@
 import json
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from replicate.app.command import cli
-from replicate.app.data import csv
+from replicate.app.data import tables
 from replicate.compat.tensorflow import tf
 
 MODEL = '''
@@ -136,7 +138,7 @@ def write_x(folder):
 
 @pytest.mark.parametrize("limit", [2**30, 10], ids=["memory", "stream"])
 def test_columns_that_the_model_does_not_read_need_not_be_there(folder, capsys, monkeypatch, limit):
-    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", limit)
+    monkeypatch.setattr(tables, "_MAX_IN_MEMORY", limit)
     assert predicted(folder, capsys, write_x(folder)) == [0.0, 2.0, 4.0, 6.0, 8.0]
     (folder / "bad.csv").write_text("id,x,word\n?,1,a\n")
     assert predicted(folder, capsys, folder / "bad.csv") == [2.0]
@@ -162,15 +164,13 @@ def test_features_of_records_that_the_model_does_not_read_need_not_be_there(
 def test_parquet_needs_the_columns_that_the_model_reads(
     folder, capsys, tmp_path, monkeypatch, limit
 ):
-    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", limit)
-    parquet = pytest.importorskip("pyarrow.parquet")
-    arrow = pytest.importorskip("pyarrow")
+    monkeypatch.setattr(tables, "_MAX_IN_MEMORY", limit)
     columns = "{id: int64, x: float32, word: string, y: float32}"
     given = f"--eval.input={{kind: parquet, file: none, label: y, columns: {columns}}}"
     path, wrong = str(tmp_path / "x.parquet"), str(tmp_path / "wrong.parquet")
-    parquet.write_table(arrow.table({"x": [1.0, 4.0]}), path)
+    parquet.write_table(pyarrow.table({"x": [1.0, 4.0]}), path)
     assert predicted(folder, capsys, given, path) == [2.0, 8.0]
-    parquet.write_table(arrow.table({"id": [[1]], "xx": [4.0]}), wrong)
+    parquet.write_table(pyarrow.table({"id": [[1]], "xx": [4.0]}), wrong)
     assert run(folder, "predict", given, wrong) == 1
     assert "FILE: " in (shown := capsys.readouterr().err)
     assert "it lacks the column x, but has xx" in shown

@@ -10,11 +10,13 @@ import zlib
 import numpy as np
 import pytest
 import yaml
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
 
 from replicate import errors
 from replicate.app.command import cli
 from replicate.app.config import config, schema
-from replicate.app.data import csv, samples, tfrecords
+from replicate.app.data import samples, tables, tfrecords
 from replicate.compat.tensorflow import tf
 
 DIGITS = pathlib.Path(__file__).parents[2] / "replicate" / "examples" / "digits.npz"
@@ -130,7 +132,7 @@ def test_a_header_is_one_whatever_its_names_are(tmp_path, capsys, text, columns,
     assert (written["columns"], written.get("header", True)) == (columns, True)
     assert told in capsys.readouterr().out
     source = config.load(str(tmp_path / "config.yaml")).train.input
-    (rows,) = csv.pieces(source, "train.input")
+    (rows,) = tables.pieces(source, "train.input")
     assert {name: len(cells) for name, cells in rows.items()} == dict.fromkeys(columns, 2)
 
 
@@ -161,7 +163,7 @@ def test_a_pattern_is_taken_for_all_its_files(tmp_path, monkeypatch):
         "test-*.csv",
     )
     source = config.load("config.yaml").train.input
-    assert [len(piece["a"]) for piece in csv.pieces(source, "train.input")] == [2, 2]
+    assert [len(piece["a"]) for piece in tables.pieces(source, "train.input")] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -478,8 +480,7 @@ def test_what_only_tells_rows_apart_is_no_feature(tmp_path, kind, names, cells, 
     path = tmp_path / f"d.{kind}"
     path.write_text("\n".join([names, *(cells.format(i, i % 3) for i in range(9))]) + "\n")
     if kind == "parquet":
-        arrow = pytest.importorskip("pyarrow.csv")
-        pytest.importorskip("pyarrow.parquet").write_table(arrow.read_csv(path), path)
+        parquet.write_table(arrow_csv.read_csv(path), path)
     found = samples.look(kind, str(path), label)
     assert list(found.keys["columns"]) == [n for n in names.split(",") if n not in left_out]
     assert sorted(found.names) == sorted(names.split(","))

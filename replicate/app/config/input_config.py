@@ -245,7 +245,7 @@ class Csv(Table):
 
 
 class Parquet(Table):
-    """Parquet files, read by pyarrow, the extra `[parquet]`; features are a dict of columns."""
+    """Parquet files; features are a dict of columns."""
 
     kind: Literal["parquet"] = Field("parquet", description="parquet: Parquet files.")
 

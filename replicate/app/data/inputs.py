@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from replicate import errors, messages, types
 from replicate.app.config import files, functions, input_config
-from replicate.app.data import caching, csv, npz, parquet, positions
+from replicate.app.data import caching, npz, positions, tables
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
 from replicate.strategy.cluster import cluster as clusters
@@ -78,13 +78,13 @@ def batches(
     is_training, has_labels = mode == types.TRAIN, mode != types.PREDICT
     if not has_labels:
         source = source.for_predictions()
-    if isinstance(source, input_config.Table) and not csv.fits_in_memory(source, key):
+    if isinstance(source, input_config.Table) and not tables.fits_in_memory(source, key):
         return _stream(source, key, is_training, task)
     if isinstance(source, input_config.Table | input_config.Npz):
         if isinstance(source, input_config.Npz):
             features, label = npz.read(source, key, has_labels)
         else:
-            features, label = csv.read(source, key, is_training)
+            features, label = tables.read(source, key, is_training)
         return lambda position: _of_arrays(features, label, source, task, position, key)
     if isinstance(source, input_config.Tfrecord):
         return _of_records(source, key, is_training, task)
@@ -111,8 +111,8 @@ def columns_of(source: input_config.Input, key: str) -> dict[str, tf.TypeSpec]:
         specs = {name: tf.TensorSpec([None], dtype) for name, dtype in source.columns.items()}
         if isinstance(source, input_config.Parquet):
             paths = files.expanded(source.file, key)
-            there = specs.keys() & set.intersection(*(parquet.names_in(one, key) for one in paths))
-            known = (parquet.shapes_in(path, there, key) for path in paths)
+            there = specs.keys() & set.intersection(*(tables.names_in(one, key) for one in paths))
+            known = (tables.shapes_in(path, there, key) for path in paths)
             shapes = next(filter(None, known), {})
             specs |= {n: tf.TensorSpec([None, *shapes[n]], specs[n].dtype) for n in shapes}
         return specs
@@ -123,7 +123,7 @@ def columns_of(source: input_config.Input, key: str) -> dict[str, tf.TypeSpec]:
         return {name: tf.type_spec_from_value(found[name]) for name in source.features}
 
 
-def _specs(columns: csv.Columns) -> dict[str, tf.TypeSpec]:
+def _specs(columns: tables.Columns) -> dict[str, tf.TypeSpec]:
     """Returns the spec of each column, with as many rows as there may be."""
     dtypes = {n: tf.string if c.dtype == object else c.dtype for n, c in columns.items()}
     return {n: tf.TensorSpec([None, *columns[n].shape[1:]], dtype) for n, dtype in dtypes.items()}
@@ -195,14 +195,14 @@ def _stream(
     source: input_config.AnyTable, key: str, is_training: bool, task: clusters.Cluster
 ) -> Batches:
     """Returns what makes batches and holds some of the rows at a time."""
-    pieces = functools.partial(csv.pieces, source, key, is_training)
+    pieces = functools.partial(tables.pieces, source, key, is_training)
     specs = _specs(next(pieces()))  # a bad header is found now
     paths = files.expanded(source.file, key)
     cached = caching.through(source, key, paths, worker=_place(task))
 
     @tf.autograph.experimental.do_not_convert
     def part(columns: dict[str, tf.Tensor]) -> types.Nest:
-        features, label = csv.label_of(columns, source)
+        features, label = tables.label_of(columns, source)
         return features if label is None else (features, label)
 
     def rows(seed: tf.Tensor | None) -> tf.data.Dataset:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.app.config import catalog, cell_values, files
-from replicate.app.data import csv, npz, tfrecords
+from replicate.app.data import npz, tables, tfrecords
 
 _LABELS = ("label", "labels", "target", "targets", "y", "class", "classes", "output", "outcome")
 _TRAIN = "train"
@@ -312,10 +312,10 @@ def _parquet(path: str, label: str | None) -> Sample:
     return _divided(sample, path, rows)
 
 
-def _rows(path: str, delimiter: str) -> Iterator[csv.Row]:
+def _rows(path: str, delimiter: str) -> Iterator[tables.Row]:
     """Yields the line and the cells of each row, which have all as many."""
     count = 0
-    for line, cells in csv.rows(path, delimiter, _KEY):
+    for line, cells in tables.rows(path, delimiter, _KEY):
         count = count or len(cells)
         if len(cells) != count:
             raise errors.RunError(

@@ -101,10 +101,10 @@ def _unlike(
     for name in names:
         if "://" in name or files.absent([name]):
             continue
-        from replicate.app.data import csv  # which takes NumPy along
+        from replicate.app.data import tables  # which takes NumPy and pyarrow along
 
         try:
-            next(csv.pieces(source.model_copy(update={"file": (name,), "holdout": None}), key))
+            next(tables.pieces(source.model_copy(update={"file": (name,), "holdout": None}), key))
         except errors.RunError as e:
             yield e
 
