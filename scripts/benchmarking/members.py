@@ -13,10 +13,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarking import models, names, subjects
+from benchmarking import formula, models, names, subjects
 from replicate import estimator, model_fn
-from replicate.app.inspect import scaling
+from replicate.app.inspect import traffic
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 from replicate.strategy.cluster import cluster, membership
 from replicate.strategy.policies import multi_worker
 
@@ -143,7 +144,7 @@ class _Clock(tf1.train.SessionRunHook):
 
     def __init__(self, request: Mapping[str, Any], meet: Callable[[str], None]):
         self._warm, self._trace = request["warm"], request["trace"]
-        self._wanted = scaling.Wanted(request["workers"], request["servers"])
+        self._workers, self._servers = request["workers"], request["servers"]
         self._is_alone = request["subject"] == "servers"  # others are not waited for
         self._step: list | None = None
         self._timed = request["steps"]
@@ -167,12 +168,15 @@ class _Clock(tf1.train.SessionRunHook):
 
     def begin(self) -> None:
         """See base class."""
+        graph = tf1.get_default_graph()
         if self._step is None:  # not ours: all that is in the graph
-            joined = scaling.collectives_of(tf1.get_default_graph().get_operations(), {})
-            figures = scaling.ring(joined, self._wanted.workers)
+            joined = formula.collectives_of(graph.get_operations(), {})
         else:
-            measured = scaling.measured(self._step, self._wanted, 1, self._rows)
-            joined, figures = measured.collectives, measured.figures
+            counts = traffic.row_counts(graph, self._rows)
+            joined = formula.collectives_of(operations.executed_by(self._step), counts)
+        figures = formula.ring(joined, self._workers)
+        if self._step is not None and self._servers:
+            joined, figures = [], formula.of_servers(self._step, self._workers, self._rows)
         self.found["collectives"] = len(joined)
         self.found["sent by formula"] = figures.sent
         self.found["received by formula"] = figures.received

@@ -85,10 +85,6 @@ MODEL = "replicate.examples.digits:model_fn"
             ["launch", DIGITS, "--workers", "2", "--evaluator", "--eval=null", "--export=null"],
             "--evaluator: must come with an eval section. Add one.",
         ),
-        (
-            ["describe", DIGITS, "--workers", "2", "--latency", "fast"],
-            "must be a number above 0, got 'fast'",
-        ),
         (["check", "none.yaml", "none_either.yaml"], "none_either.yaml: a config file must exist"),
     ],
 )

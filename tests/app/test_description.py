@@ -7,10 +7,11 @@ import pytest
 
 from replicate.app.command import cli
 from replicate.app.config import config
-from replicate.app.inspect import description, scaling, traffic
+from replicate.app.inspect import description, traffic
 from replicate.app.inspect.traffic import Transfer
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import all_reduce
+from replicate.strategy.cluster import cluster as clusters
 
 MODEL = '''
 from replicate import estimator
@@ -156,7 +157,7 @@ def test_a_bound_is_rounded_up(describe):
 
 def test_only_several_devices_of_one_machine_have_a_bound(describe, cluster):
     assert describe("devices=[/cpu:1]").bound is None
-    assert cluster(scaling.Wanted(3)).bound is None
+    assert cluster({"chief": ["a:1"], "worker": ["b:1"]}).bound is None
 
 
 def test_collectives_of_gpus_move_what_a_ring_does():
@@ -233,69 +234,30 @@ def test_the_command_prints_what_is_split(folder, capsys):
 
 @pytest.fixture(name="cluster")
 def make_cluster(folder, monkeypatch):
-    """Returns what describes the config's training in a cluster."""
+    """Returns what describes the config's training as the chief of a cluster."""
     monkeypatch.syspath_prepend(str(folder))
 
-    def run(wanted, *assignments):
+    def run(jobs, *assignments):
         settings = config.load(str(folder / "dense.yaml"), assignments, str(folder / "runs"))
-        return description.describe(settings, wanted)
+        task = {"type": "chief", "index": 0}
+        return description.describe(settings, clusters.of({"cluster": jobs, "task": task}))
 
     return run
 
 
-def test_workers_join_their_gradients(cluster):
-    found = cluster(scaling.Wanted(3))
-    assert (found.strategy, found.cluster.towers, found.cluster.rows) == ("multi_worker", 2, 2)
-    # The gradients of W (24 bytes) and b (8) travel with the loss (4); all else is small.
-    sizes = [one.bytes for one in found.cluster.collectives if one.kind == "all-reduce"]
-    assert max(sizes) == 24 + 8 + 4
-    assert sum(sizes) - 36 < 100
-    figures = found.cluster.figures
-    assert figures.sent == figures.received == round(4 / 3 * sum(sizes))
-    assert figures.messages == 4 * len(sizes)
+def test_workers_share_the_rows_of_each_batch(cluster):
+    found = cluster({"chief": ["chief-0:2222"], "worker": ["worker-0:2222", "worker-1:2222"]})
+    assert (found.strategy, found.batch_size, found.bound) == ("multi_worker", 2, None)  # of 6
 
 
-def test_more_workers_have_more_rows_to_count(cluster):
-    two, nine = (cluster(scaling.Wanted(number)).cluster for number in (2, 9))
-    assert len(two.collectives) == len(nine.collectives)
-    sizes = (sum(one.bytes for one in found.collectives) for found in (nine, two))
-    # Each worker's rows, whether it has a batch, and whether it leaves, int32; all else is equal.
-    assert next(sizes) - next(sizes) == (9 - 2) * 3 * 4
-    assert (two.rows, nine.rows) == (3, 1)  # of 6; the batch's first rows go to the first ones
-
-
-def test_one_worker_meets_nobody(cluster):
-    found = cluster(scaling.Wanted(1)).cluster
-    assert (found.collectives, found.figures) == ((), scaling.Figures(0, 0, 0))
-    assert found.share == 0.0
-
-
-def test_servers_are_read_and_written(cluster):
-    # One tower: it reads W (24) and b (8), and sends their gradients, and to each of two servers
-    # the learning rate and the momentum (4 + 4). The first one has W, for three workers.
-    found = cluster(scaling.Wanted(3, servers=2), "devices=[/cpu:0]")
-    expected = scaling.Figures(32 + 16, 32, 2, server_sent=3 * 24, server_received=3 * (24 + 8))
-    assert found.cluster.figures == expected
-    assert found.cluster.rows == 6  # each worker has batches of its own
+def test_a_worker_with_servers_has_batches_of_its_own(cluster):
+    jobs = {"chief": ["chief-0:2222"], "worker": ["worker-0:2222"], "ps": ["ps-0:2222"]}
+    found = cluster(jobs, "devices=[/cpu:0]")
+    assert (found.strategy, found.batch_size, found.bound) == ("parameter_server", 6, None)
     towers = [one.name for one in found.devices if one.tower is not None]
     assert towers == ["/job:chief/task:0/device:CPU:0"]
-
-
-def test_the_command_prints_what_a_cluster_moves(folder, capsys):
-    line = ["describe", str(folder / "dense.yaml"), "--workers", "3", "--compute", "20"]
-    assert cli.main(line) == 0
-    shown = capsys.readouterr().out
-    assert "moved in a step between 3 workers (2 towers and 2 rows each):" in shown
-    assert "at 10 Gbit/s and 0.1 ms a message: " in shown
-    assert "of a step with 20 ms of computing" in shown
-    assert cli.main([*line, "--ps", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["cluster"]
-    assert (found["workers"], found["servers"], found["messages"]) == (3, 2, 2)
-    assert found["assumed"] == {
-        "bandwidth_gbit_per_second": 10.0,
-        "latency_ms": 0.1,
-        "compute_ms": 20.0,
-    }
+    servers = [one for one in found.devices if one.name.startswith("/job:ps")]
+    assert sum(one.held for one in servers) == 2 * (24 + 8)  # W, b and their momenta
 
 
 def test_the_command_prints_tables(folder, capsys, tmp_path):
@@ -336,15 +298,12 @@ def test_a_strategy_over_workers_is_told_by_its_name_where_one_is_alone(folder, 
     arguments = [str(folder / "dense.yaml"), "--strategy", "multi_worker", "--json", "--quiet"]
     assert cli.main(["describe", *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["strategy"], found["cluster"]) == ("multi_worker", None)
+    assert found["strategy"] == "multi_worker"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--ps", "2"], 2, "--ps: must come with --workers. Add it."),
-        (["--workers", "0"], 2, "must be a whole number of at least 1, got '0'"),
-        (["--workers", "2", "--latency", "-1"], 2, "must be a number above 0, got '-1'"),
         (["--png", "d.jpg"], 2, "must end in .png, got 'd.jpg'"),
         (["--set", "train=null"], 2, "train: this section is required for `replicate describe`"),
         (["--set", "devices=[/cpu:0, /cpu:99]"], 1, "has no /device:CPU:99"),

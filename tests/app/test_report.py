@@ -4,7 +4,7 @@ import numpy as np
 
 from replicate.app.command import report
 from replicate.app.console import json_output
-from replicate.app.inspect import description, scaling, traffic
+from replicate.app.inspect import description, traffic
 from replicate.splitting import report as splitting
 
 TWO = tuple(f"/device:CPU:{number}" for number in range(2))
@@ -131,41 +131,4 @@ def test_bytes_of_devices_are_told_above_their_bound(capsys):
         ["CPU:0", "2,000", "1,200", "800"],
         ["CPU:1", "0", "800", "1,200"],
         ["bound", "1,000", "900", "900"],
-    ]
-
-
-def test_workers_that_meet_are_told_with_their_collectives(capsys):
-    # 1e9 bytes of a worker at 8 Gbit/s take a second, 100 messages of 1 ms a tenth of one: half
-    # of a step that computes for 1.1 seconds.
-    wanted = scaling.Wanted(3, 0, scaling.Assumed(8.0, 1.0, 1100.0))
-    met = (scaling.Collective(scaling.ALL_REDUCE, 600), scaling.Collective(scaling.ALL_REDUCE, 400))
-    figures = scaling.Figures(10**9, 10**9, 100)
-    found = scaling.Cluster(wanted, 1, 2, met, figures, 2)
-    report.print_description(described(cluster=found))
-    lines, cells = printed(capsys)
-    assert lines[1:] == [
-        "moved in a step between 3 workers (1 tower and 2 rows each):",
-        "without 2 tensors whose size only a run can tell",
-        "messages that wait for one another: 100",
-        "at 8 Gbit/s and 1 ms a message: 1.1e+03 ms, 50.0% of a step with 1100 ms of computing",
-    ]
-    assert cells[-4:] == [
-        ["collective", "number", "bytes of a worker"],
-        ["all-reduce", "2", "1,000"],
-        ["task", "bytes sent", "bytes received"],
-        ["a worker", "1,000,000,000", "1,000,000,000"],
-    ]
-
-
-def test_servers_are_told_with_the_busiest(capsys):
-    figures = scaling.Figures(48, 32, 2, server_sent=72, server_received=96)
-    found = scaling.Cluster(scaling.Wanted(3, 2), 2, 6, (), figures, 0)
-    report.print_description(described(cluster=found))
-    lines, cells = printed(capsys)
-    assert lines[1] == "moved in a step between 3 workers and 2 ps (2 towers and 6 rows each):"
-    assert lines[2] == "messages that wait for one another: 2"
-    assert cells[-3:] == [
-        ["task", "bytes sent", "bytes received"],
-        ["a worker", "48", "32"],
-        ["the busiest ps", "72", "96"],
     ]

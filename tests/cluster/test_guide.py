@@ -12,9 +12,9 @@ import sys
 import pytest
 import yaml
 
-from replicate.app.inspect import scaling
 from replicate.graph import packing
 from replicate.strategy.cluster import cluster
+from scripts.benchmarking import formula
 
 ROOT = pathlib.Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
@@ -126,16 +126,16 @@ def test_manifests_are_what_the_operator_takes(text):
 
 
 def test_the_table_on_paper_is_what_the_formula_gives():
-    network, compute, dense = scaling.Network(10e9 / 8, 1e-4), 0.5, 440_000_000
+    network, compute, dense = formula.Network(10e9 / 8, 1e-4), 0.5, 440_000_000
 
     def ring(pack, workers):
         sizes = [pack] * (dense // pack) + [dense % pack] * bool(dense % pack) + [8] * 3
-        return scaling.ring(
-            [scaling.Collective(scaling.ALL_REDUCE, size) for size in sizes], workers
+        return formula.ring(
+            [formula.Collective(formula.ALL_REDUCE, size) for size in sizes], workers
         )
 
     def servers(number, workers):
-        return scaling.servers([dense // number] * number, [dense // number] * number, workers)
+        return formula.servers([dense // number] * number, [dense // number] * number, workers)
 
     rows = re.findall(r"^\| ([\d,]+) \|(.*)\|$", GUIDE.partition("### On paper")[2], re.MULTILINE)
     assert [workers for workers, _ in rows] == ["2", "4", "16", "64", "256", "1,000"]

@@ -6,7 +6,6 @@ Help needs no config and no TensorFlow: nothing that reads or runs one is import
 import argparse
 import difflib
 import importlib.metadata
-import math
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +39,6 @@ _WITHOUT_KEYS = ("completion", "init", "plot")  # commands whose options are not
 _NEEDED = {  # options that say more about another one
     "yes": "fresh",
     "signature": "saved_model",
-    **dict.fromkeys(("ps", "bandwidth", "latency", "compute"), "workers"),
 }
 _NO_OPTIONS = {"assignments", "command", "configs", "data", "takes_keys"}  # of a parsed line
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly")
@@ -285,16 +283,6 @@ def _add_describe(commands: _Commands) -> None:
     made = _add(commands, "describe", "print variables, devices and what travels")
     _add_json(made, "them")
     _add_png(made, "draw them as well")
-    cluster = made.add_argument_group(
-        "of a cluster", "what a step moves between tasks, and which part of it that takes"
-    )
-    add = cluster.add_argument
-    add("--workers", metavar="N", type=_count, help="how many train together")
-    servers = "how many parameter servers keep the variables"
-    add("--ps", metavar="M", type=_count_or_none, help=servers)
-    add("--bandwidth", metavar="GBIT", type=_positive, help="of a task's link, Gbit/s each way; 10")
-    add("--latency", metavar="MS", type=_positive, help="milliseconds of one message; 0.1")
-    add("--compute", metavar="MS", type=_positive, help="of a step without messages; 100")
 
 
 def _add_plot(commands: _Commands) -> None:
@@ -425,16 +413,6 @@ def _size(text: str) -> places.Size:
     if size.least > size.most:
         raise argparse.ArgumentTypeError(f"must be N or MIN:MAX, MIN at most MAX, got {text!r}")
     return size
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-    return number
 
 
 def _listed(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from replicate import errors
 from replicate.app.command import report, requests
 from replicate.app.config import config, sections
 from replicate.app.console import json_output, progress
-from replicate.app.inspect import description, scaling
+from replicate.app.inspect import description
 from replicate.app.runs import records
 from replicate.app.training import exports, hooks, predictions, runner, trials
 
@@ -130,7 +130,7 @@ def verify(request: requests.Request) -> int | None:
 def describe(request: requests.Request) -> None:
     """Prints variables, devices and what travels."""
     options, display = request.options, _display(request)
-    found = description.describe(request.settings, _cluster(request))
+    found = description.describe(request.settings)
     if options.png is not None:
         from replicate.app.inspect import drawing
 
@@ -141,16 +141,6 @@ def describe(request: requests.Request) -> None:
         report.print_description(found)
     if options.png is not None:
         display.say(f"picture: {options.png}")
-
-
-def _cluster(request: requests.Request) -> scaling.Wanted | None:
-    """Returns the cluster that is asked about, if one is."""
-    options = request.options
-    if options.workers is None:
-        return None
-    given = {name: getattr(options, name) for name in ("bandwidth", "latency", "compute")}
-    known = {name: value for name, value in given.items() if value is not None}
-    return scaling.Wanted(options.workers, options.ps or 0, scaling.Assumed(**known))
 
 
 def _of_run(request: requests.Request) -> progress.Display:

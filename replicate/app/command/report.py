@@ -9,7 +9,7 @@ from rich import table as rich_table
 from rich import text as rich_text
 
 from replicate.app.console import json_output
-from replicate.app.inspect import description, scaling
+from replicate.app.inspect import description
 from replicate.splitting import report as splitting
 
 _MAX_LISTED = 4  # devices
@@ -80,8 +80,6 @@ def print_description(found: description.Description) -> None:
     if found.split is not None:
         _print_split(found.split)
     _print_traffic(found)
-    if found.cluster is not None:
-        _print_cluster(found.cluster)
 
 
 def _print_traffic(found: description.Description) -> None:
@@ -117,30 +115,6 @@ def _print_split(found: splitting.Report) -> None:
             ("operation", "kind", "bytes", "runs once because"),
             ((one.name, one.type, one.bytes, one.reason) for one in whole),
         )
-
-
-def _print_cluster(found: scaling.Cluster) -> None:
-    """Prints what a step moves between tasks, and how long that takes."""
-    wanted, figures = found.wanted, found.figures
-    each = f"{found.towers} tower{'s' if found.towers > 1 else ''} and {found.rows} rows each"
-    if wanted.servers:
-        print(f"moved in a step between {wanted.workers} workers and {wanted.servers} ps ({each}):")
-    else:
-        print(f"moved in a step between {wanted.workers} workers ({each}):")
-        _print_table(("collective", "number", "bytes of a worker"), found.by_kind())
-    rows = [("a worker", figures.sent, figures.received)]
-    if wanted.servers:
-        rows.append(("the busiest ps", figures.server_sent, figures.server_received))
-    _print_table(("task", "bytes sent", "bytes received"), rows)
-    if found.unsized:
-        print(f"without {found.unsized} tensors whose size only a run can tell")
-    assumed = wanted.assumed
-    print(
-        f"messages that wait for one another: {figures.messages:,}\n"
-        f"at {assumed.bandwidth:g} Gbit/s and {assumed.latency:g} ms a message: "
-        f"{found.milliseconds:.3g} ms, {found.share:.1%} of a step with {assumed.compute:g} ms of "
-        "computing"
-    )
 
 
 def _print_table(columns: Iterable[str], rows: Iterable[Sequence[_Cell]]) -> None:

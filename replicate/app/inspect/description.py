@@ -16,12 +16,13 @@ from replicate import estimator, model_fn
 from replicate.app.cluster import tasks
 from replicate.app.config import config, sections
 from replicate.app.data import section_inputs
-from replicate.app.inspect import memory, scaling, traffic
+from replicate.app.inspect import memory, traffic
 from replicate.app.training import estimators
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting import report
 from replicate.splitting.structure import runs
+from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.variables import distributed_variable
 from replicate.verification import runs as verified
 from replicate.verification import subjects
@@ -105,7 +106,6 @@ class Description(NamedTuple):
         devices: The towers', in their order, then all others that have something to do.
         transfers: What travels between them in a step.
         bound: For each device; None: there is one tower, or a cluster.
-        cluster: What travels between workers, of whom this is one; None: it is alone.
         split: What is split by rows of one device's graph, and what is whole; None: towers are
             calls of the model.
     """
@@ -117,7 +117,6 @@ class Description(NamedTuple):
     devices: tuple[Device, ...]
     transfers: tuple[traffic.Transfer, ...]
     bound: Bound | None = None
-    cluster: scaling.Cluster | None = None
     split: report.Report | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,7 +125,6 @@ class Description(NamedTuple):
         for field in ("variables", "devices", "transfers"):
             told[field] = [one._asdict() for one in told[field]]
         told["bound"] = None if self.bound is None else self.bound._asdict()
-        told["cluster"] = None if self.cluster is None else self.cluster.as_dict()
         if self.split is not None:
             whole = [one._asdict() for one in self.split.whole]
             told["split"] = {**self.split._asdict(), "whole": whole}
@@ -138,25 +136,22 @@ def short(device: str) -> str:
     return device.removeprefix("/").replace("device:", "")
 
 
-def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> Description:
+def describe(settings: config.Config, task: clusters.Cluster = clusters.ALONE) -> Description:
     """Builds the training graph of a config and measures it.
 
     Args:
         settings: The config.
-        wanted: The cluster of which this is a worker; None: it is alone.
+        task: Which worker of which cluster this is. Nothing listens, and nobody is waited for.
 
     Raises:
         DeviceError: If this machine lacks a device.
         RunError: If a function or a file is bad or missing.
     """
     batch_size = settings.section(sections.Train).input.batch_size
-    if wanted is None:
-        described = estimators.describe(settings)
-    else:
-        described = estimators.describe(settings, wanted.task)
-        settings = wanted.of_a_worker(settings)
-    workers, rows = _workers(described), settings.section(sections.Train).input.batch_size
-    make = section_inputs.input_fn(settings, "train")
+    # Workers that meet share each batch; those with servers take one each.
+    rows = batch_size if task.servers else -(-batch_size // task.size)
+    described = estimators.describe(settings, task._replace(listens=False))
+    workers, make = _workers(described), section_inputs.input_fn(settings, "train", task=task)
     with tf.Graph().as_default() as graph, report.heard() as heard:
         tf1.set_random_seed(settings.seed)
         tf1.train.create_global_step()
@@ -171,21 +166,17 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
             split = report.of_step(heard[0], executed, len(workers), batch_size)
             parts = [end - begin for begin, end in runs.static_bounds(rows, len(workers))]
             shape_of = functools.partial(report.part_shape, heard[0], parts)
-        cluster = None
-        if wanted is not None:
-            cluster = scaling.measured(step, wanted, len(workers), rows)
         counts, places = traffic.row_counts(graph, rows), traffic.Places()
         tensors = memory.held(step, places, traffic.Sizes(counts, shape_of))
         transfers = traffic.transfers(step, counts, shape_of)
     return Description(
         settings.name,
-        _name(settings.strategy, len(workers), wanted),
+        _name(settings.strategy, len(workers), task),
         rows,
         variables,
         tuple(measure_devices(step, variables, workers, tensors, transfers, split is not None)),
         tuple(transfers),
-        bound_of(variables, len(workers)) if wanted is None else None,
-        cluster,
+        None if _is_of_cluster(task) else bound_of(variables, len(workers)),
         split,
     )
 
@@ -199,10 +190,8 @@ def foretold(settings: config.Config) -> Iterator[None]:
         if not _OF_MEMORY.search(e.message or ""):  # a disk is full, or a message too long
             raise
         with contextlib.suppress(Exception):  # what a model does that is built again
-            task = tasks.of(settings)
-            is_alone = task.size == 1 and not task.servers
-            wanted = None if is_alone else scaling.Wanted(task.size, len(task.servers))
-            vars(e).setdefault("__notes__", []).append(_needs(describe(settings, wanted)))
+            told = _needs(describe(settings, tasks.of(settings)))
+            vars(e).setdefault("__notes__", []).append(told)
         raise
 
 
@@ -225,10 +214,14 @@ def _workers(described: estimators.Described) -> Sequence[str]:
     return strategy.worker_devices  # of a cluster: servers know devices by other names
 
 
-def _name(strategy: str | None, num_towers: int, wanted: scaling.Wanted | None) -> str:
+def _is_of_cluster(task: clusters.Cluster) -> bool:
+    return task.size > 1 or bool(task.servers)
+
+
+def _name(strategy: str | None, num_towers: int, task: clusters.Cluster) -> str:
     """Returns who keeps the variables."""
-    if wanted is not None:
-        return "parameter_server" if wanted.servers else "multi_worker"
+    if _is_of_cluster(task):
+        return "parameter_server" if task.servers else "multi_worker"
     return "one_device" if num_towers == 1 else strategy or "parameter_server"
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from replicate.app.inspect import scaling, traffic
-from replicate.app.inspect.scaling import ALL_GATHER, ALL_REDUCE, Collective
+from replicate.app.inspect import traffic
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
+from scripts.benchmarking import formula
+from scripts.benchmarking.formula import ALL_GATHER, ALL_REDUCE, Collective
 
 ALL = [Collective(ALL_REDUCE, 1200), Collective(ALL_GATHER, 100)]
 
@@ -13,55 +14,50 @@ ALL = [Collective(ALL_REDUCE, 1200), Collective(ALL_GATHER, 100)]
 def test_a_ring_passes_each_piece_on_twice():
     # All-reduce: 1200 bytes in 4 pieces of 300, each passed on 2 * 3 times. All-gather: 100 bytes
     # passed on 3 times.
-    found = scaling.ring(ALL, 4)
-    assert found == scaling.Figures(sent=6 * 300 + 3 * 100, received=2100, messages=6 + 3)
+    found = formula.ring(ALL, 4)
+    assert found == formula.Figures(sent=6 * 300 + 3 * 100, received=2100, messages=6 + 3)
 
 
 def test_a_worker_of_a_ring_never_sends_twice_what_it_has():
     # 2 * 999 / 1000 of 1200 bytes; but an all-gather's bytes grow with the workers.
-    assert scaling.ring(ALL[:1], 1000).sent == 2398  # 2397.6
-    assert scaling.ring(ALL[1:], 1000).sent == 99_900
+    assert formula.ring(ALL[:1], 1000).sent == 2398  # 2397.6
+    assert formula.ring(ALL[1:], 1000).sent == 99_900
 
 
 def test_one_worker_moves_nothing():
-    assert scaling.ring(ALL, 1) == scaling.Figures(0, 0, 0)
+    assert formula.ring(ALL, 1) == formula.Figures(0, 0, 0)
 
 
 def test_what_only_a_run_can_size_still_has_messages():
-    assert scaling.ring([Collective(ALL_GATHER, None)], 3) == scaling.Figures(0, 0, 2)
+    assert formula.ring([Collective(ALL_GATHER, None)], 3) == formula.Figures(0, 0, 2)
 
 
 def test_servers_share_what_all_workers_move():
     # Each of 4 workers reads 800 bytes and sends 600; 2 servers have half of that each.
-    found = scaling.servers([400, 400], [300, 300], 4)
-    assert found == scaling.Figures(600, 800, 2, server_sent=1600, server_received=1200)
+    found = formula.servers([400, 400], [300, 300], 4)
+    assert found == formula.Figures(600, 800, 2, server_sent=1600, server_received=1200)
 
 
 def test_messages_wait_for_one_another_and_bytes_for_the_link():
     # 9 messages of 1 ms, and 2100 bytes at a million in a second: 2.1 ms.
-    network = scaling.Network(1e6, 1e-3)
-    assert scaling.ring(ALL, 4).seconds(network) == pytest.approx(0.0111)
+    network = formula.Network(1e6, 1e-3)
+    assert formula.ring(ALL, 4).seconds(network) == pytest.approx(0.0111)
 
 
 def test_the_busiest_link_is_waited_for():
-    network = scaling.Network(1e6, 1e-3)
+    network = formula.Network(1e6, 1e-3)
     # A server sends 1600 bytes, then receives 1200; the workers' links have less to do.
-    found = scaling.servers([400, 400], [300, 300], 4)
+    found = formula.servers([400, 400], [300, 300], 4)
     assert found.seconds(network) == pytest.approx(0.002 + 0.0028)
     # With more servers than workers the workers' links are the busiest: 800, then 600.
-    found = scaling.servers([200] * 4, [150] * 4, 2)
+    found = formula.servers([200] * 4, [150] * 4, 2)
     assert found.seconds(network) == pytest.approx(0.002 + 0.0014)
 
 
 def test_the_server_that_has_most_is_what_counts():
     # 3 workers, each of which reads 700 bytes of 800 from one server.
-    found = scaling.servers([700, 100], [], 3)
-    assert found == scaling.Figures(0, 800, 2, server_sent=2100, server_received=0)
-
-
-def test_a_share_is_of_the_whole_step():
-    assert scaling.share(1.0, 3.0) == 0.25
-    assert scaling.share(0.0, 0.0) == 0.0
+    found = formula.servers([700, 100], [], 3)
+    assert found == formula.Figures(0, 800, 2, server_sent=2100, server_received=0)
 
 
 def across():
@@ -73,7 +69,7 @@ def test_what_is_packed_is_one_collective():
     with tf.Graph().as_default() as graph:
         across().sum([tf.zeros([3, 2]), tf.zeros([2])])
         # 6 + 2 floats of 4 bytes.
-        assert scaling.collectives_of(graph.get_operations(), {}) == [Collective(ALL_REDUCE, 32)]
+        assert formula.collectives_of(graph.get_operations(), {}) == [Collective(ALL_REDUCE, 32)]
 
 
 def test_slices_are_as_many_as_the_next_power_of_two():
@@ -81,7 +77,7 @@ def test_slices_are_as_many_as_the_next_power_of_two():
         rows = tf1.placeholder(tf.float32, [5, 3])
         across().slices([tf.IndexedSlices(rows, tf.constant([4, 1, 0, 2, 2], tf.int64))])
         # How many there are (int32); 8 rows of 3 floats; 8 indices of 8 bytes.
-        assert scaling.collectives_of(graph.get_operations(), {}) == [
+        assert formula.collectives_of(graph.get_operations(), {}) == [
             Collective(ALL_GATHER, 4),
             Collective(ALL_GATHER, 8 * 3 * 4),
             Collective(ALL_GATHER, 8 * 8),
@@ -96,14 +92,14 @@ def test_slices_of_a_batch_are_as_many_as_it_has_rows():
         ids = tf.reshape(ids, [-1])
         rows = tf.gather(tf.zeros([9, 3]), ids)
         across().slices([tf.IndexedSlices(rows, ids)])
-        assert [one.bytes for one in scaling.collectives_of(graph.get_operations(), {})] == [
+        assert [one.bytes for one in formula.collectives_of(graph.get_operations(), {})] == [
             4,
             None,
             None,
         ]
         counts = traffic.row_counts(graph, 7)
         # 14 ids, and so 16 rows.
-        assert [one.bytes for one in scaling.collectives_of(graph.get_operations(), counts)] == [
+        assert [one.bytes for one in formula.collectives_of(graph.get_operations(), counts)] == [
             4,
             192,
             64,

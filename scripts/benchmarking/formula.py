@@ -1,4 +1,4 @@
-"""What a step of a cluster that is not there would move over the network, and in what time.
+"""What a step of a cluster moves over the network, and in what time: docs/cluster.md's formula.
 
 W workers, M parameter servers, n bytes that a worker brings to a collective. A ring all-reduce
 cuts these n bytes into W pieces; in W - 1 messages each worker passes on and adds up, in W - 1
@@ -8,25 +8,19 @@ optimal all-reduce algorithms for clusters of workstations", 2009.)
 
 With servers a worker reads the weights that it needs, r bytes, and sends w bytes of gradients. A
 server that has its part of them, r / M and w / M, moves that for all workers: W r / M and W w / M.
-
-The worker's graph is built here; its strategy is made of names, nothing listens and nothing runs.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from replicate.app.config import config, sections
 from replicate.app.inspect import traffic
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import operations
-from replicate.strategy.cluster import cluster as clusters
 
 ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
 _KINDS = {"CollectiveReduceV2": ALL_REDUCE, "CollectiveGatherV2": ALL_GATHER}
 _LENGTHENED = "Pad"  # what is gathered has as many rows as the next power of two
 _SERVER = "/job:ps/"
-_GIGABIT = 1e9 / 8
 
 
 class Collective(NamedTuple):
@@ -110,155 +104,22 @@ def servers(read: Sequence[int], written: Sequence[int], workers: int) -> Figure
     return Figures(sum(written), sum(read), 2, *busiest)
 
 
-def share(seconds: float, compute: float) -> float:
-    """Returns which part of a step the network takes, where nothing overlaps.
-
-    Args:
-        seconds: That messages take.
-        compute: Seconds that a worker computes in a step.
-    """
-    return seconds / (seconds + compute) if seconds else 0.0
-
-
-class Assumed(NamedTuple):
-    """What a graph does not tell.
-
-    Attributes:
-        bandwidth: Of a task's link, in Gbit/s each way.
-        latency: Of one message, in milliseconds.
-        compute: Milliseconds of a step in which a worker computes.
-    """
-
-    bandwidth: float = 10.0
-    latency: float = 0.1
-    compute: float = 100.0
-
-    @property
-    def network(self) -> Network:
-        """Bytes and seconds."""
-        return Network(self.bandwidth * _GIGABIT, self.latency / 1e3)
-
-
-class Wanted(NamedTuple):
-    """A cluster that somebody asks about.
-
-    Attributes:
-        workers: W, the chief among them.
-        servers: M parameter servers; 0: workers meet in collectives.
-        assumed: See there.
-    """
-
-    workers: int
-    servers: int = 0
-    assumed: Assumed = Assumed()
-
-    @property
-    def task(self) -> clusters.Cluster:
-        """The cluster as its chief sees it, who only builds graphs."""
-        counts = {"chief": 1, "worker": self.workers - 1, "ps": self.servers}
-        jobs = {
-            job: [f"{job}-{number}:2222" for number in range(count)]
-            for job, count in counts.items()
-            if count
-        }
-        task = {"type": "chief", "index": 0}
-        return clusters.of({"cluster": jobs, "task": task})._replace(listens=False)
-
-    def of_a_worker(self, settings: config.Config) -> config.Config:
-        """Returns a config with the first worker's rows of each batch.
-
-        Workers that meet share each batch; those with servers take one each.
-        """
-        training = settings.section(sections.Train)
-        source = training.input
-        rows = -(-source.batch_size // (1 if self.servers else self.workers))
-        source = source.model_copy(update={"batch_size": rows})
-        training = training.model_copy(update={"input": source})
-        return settings.model_copy(update={"train": training})
-
-
-class Cluster(NamedTuple):
-    """What a step of a cluster moves.
-
-    Attributes:
-        wanted: Which cluster.
-        towers: K, of each worker.
-        rows: Of each worker, in a step.
-        collectives: In which workers meet.
-        figures: Bytes and messages.
-        unsized: How many tensors have a size that only a run can tell; they count as empty.
-    """
-
-    wanted: Wanted
-    towers: int
-    rows: int
-    collectives: tuple[Collective, ...]
-    figures: Figures
-    unsized: int
-
-    @property
-    def milliseconds(self) -> float:
-        """That messages take in a step."""
-        return 1e3 * self.figures.seconds(self.wanted.assumed.network)
-
-    @property
-    def share(self) -> float:
-        """Which part of a step that is."""
-        return share(self.milliseconds, self.wanted.assumed.compute)
-
-    def by_kind(self) -> list[tuple[str, int, int]]:
-        """Returns for each kind of collective how many there are, and a worker's bytes in them."""
-        sizes: dict[str, list[int]] = {}
-        for one in self.collectives:
-            sizes.setdefault(one.kind, []).append(one.bytes or 0)
-        return [(kind, len(each), sum(each)) for kind, each in sorted(sizes.items())]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns what JSON can hold."""
-        columns = ("kind", "count", "bytes")
-        return {
-            "workers": self.wanted.workers,
-            "servers": self.wanted.servers,
-            "towers": self.towers,
-            "rows": self.rows,
-            "collectives": [dict(zip(columns, row, strict=True)) for row in self.by_kind()],
-            "unsized": self.unsized,
-            **self.figures._asdict(),
-            "assumed": {
-                "bandwidth_gbit_per_second": self.wanted.assumed.bandwidth,
-                "latency_ms": self.wanted.assumed.latency,
-                "compute_ms": self.wanted.assumed.compute,
-            },
-            "network_ms": self.milliseconds,
-            "share": self.share,
-        }
-
-
-def measured(step: traffic.Step, wanted: Wanted, num_towers: int, rows: int) -> Cluster:
-    """Returns what a step of a worker's graph moves.
+def of_servers(step: traffic.Step, workers: int, rows: int) -> Figures:
+    """Returns what a step of a worker's graph moves between parameter servers and all workers.
 
     Args:
         step: Operations and tensors of the default graph, which a step runs.
-        wanted: The cluster.
-        num_towers: K, of each worker.
+        workers: W.
         rows: Of each worker.
     """
-    counts = traffic.row_counts(tf1.get_default_graph(), rows)
-    if not wanted.servers:
-        found = tuple(collectives_of(operations.executed_by(step), counts))
-        unsized = sum(one.bytes is None for one in found)
-        return Cluster(wanted, num_towers, rows, found, ring(found, wanted.workers), unsized)
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
-    unsized = 0
-    for one in traffic.transfers(step, counts):
+    for one in traffic.transfers(step, traffic.row_counts(tf1.get_default_graph(), rows)):
         is_read = one.source.startswith(_SERVER)
         if is_read != one.target.startswith(_SERVER):
             part, server = (read, one.source) if is_read else (written, one.target)
             part[server] += one.bytes
-            unsized += one.unsized
-    figures = servers(list(read.values()), list(written.values()), wanted.workers)
-    return Cluster(wanted, num_towers, rows, (), figures, unsized)
+    return servers(list(read.values()), list(written.values()), workers)
 
 
 def collectives_of(ops: Iterable[tf.Operation], row_counts: Mapping[str, int]) -> list[Collective]:
