@@ -3,15 +3,17 @@
 import dataclasses
 import itertools
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replicate import errors
+from google.protobuf import message
+from pyarrow import parquet
+
+from replicate import errors, messages
 from replicate.app.config import catalog, cell_values, files
-from replicate.app.data import npz, tables, tfrecords
+from replicate.app.data import npz, tables
 
 _LABELS = ("label", "labels", "target", "targets", "y", "class", "classes", "output", "outcome")
 _TRAIN = "train"
@@ -43,6 +45,7 @@ _HOLDOUT = {"holdout": 0.1}
 _FEW_BY_HASH = 50  # of fewer rows perhaps none is held out
 
 _RECORDS = 100  # that are looked at
+_FIELDS = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,12 +277,10 @@ def _strays(name: str, cells: Sequence[str], lines: Sequence[int]) -> str:
 
 def _parquet(path: str, label: str | None) -> Sample:
     try:
-        from pyarrow import parquet
-
         with parquet.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
             head = next(file.iter_batches(_ROWS), ())
-    except (ImportError, OSError, ValueError) as e:
+    except (OSError, ValueError) as e:
         raise errors.RunError(f"{_KEY}: {path}: must be Parquet, read by pyarrow: {e}") from e
     dtypes = {}
     for field in schema:
@@ -457,16 +458,9 @@ def _arrays(path: str) -> tuple[dict[str, _Array], list[str]]:
 
 
 def _tfrecord(path: str, label: str | None) -> Sample:
-    examples: list[dict[str, tuple[str, int]]] = []
-    try:
-        data, compression = tfrecords.head(path)
-        for record in itertools.islice(tfrecords.records(data), _RECORDS):
-            examples.append(tfrecords.example(record))
-    except (OSError, ValueError, zlib.error) as e:
-        raise errors.RunError(
-            f"{_KEY}: {path}: must be a TFRecord file of tf.train.Examples: record "
-            f"{len(examples) + 1}: {str(e).rstrip('.')}. Check the file."
-        ) from e
+    kind = files.kind_of(path)
+    compression = "GZIP" if kind == "gzip" else "none" if kind else "ZLIB"
+    examples = _examples(path, compression)
     names = sorted({name for example in examples for name in example})
     if not names:
         raise errors.RunError(
@@ -478,6 +472,29 @@ def _tfrecord(path: str, label: str | None) -> Sample:
     notes = {"features": f"as of the first {len(examples)} records"}
     sample = Sample(keys, names, label or _label_of(names), notes=notes)
     return _divided(sample, path, len(examples))
+
+
+def _examples(path: str, compression: str) -> list[dict[str, tuple[str, int]]]:
+    """Returns for each feature of the first records its dtype, and how many values it has."""
+    from replicate.compat.tensorflow import tf, tf1  # which nothing else of this module needs
+
+    found: list[dict[str, tuple[str, int]]] = []
+    options = tf.io.TFRecordOptions("" if compression == "none" else compression)
+    try:
+        for record in itertools.islice(tf1.io.tf_record_iterator(path, options), _RECORDS):
+            features = tf.train.Example.FromString(record).features.feature
+            kinds = {name: feature.WhichOneof("kind") for name, feature in features.items()}
+            sizes = {n: len(getattr(features[n], kind).value) for n, kind in kinds.items() if kind}
+            found.append({name: (_FIELDS[kinds[name]], sizes[name]) for name in sizes})
+    except (tf.errors.OpError, message.DecodeError, UnicodeDecodeError) as e:
+        reason = "it is no tf.train.Example"
+        if isinstance(e, tf.errors.OpError):
+            reason = messages.first_lines(e).rstrip(".")
+        raise errors.RunError(
+            f"{_KEY}: {path}: must be a TFRecord file of tf.train.Examples: record "
+            f"{len(found) + 1}: {reason}. Check the file."
+        ) from e
+    return found
 
 
 def _feature(name: str, examples: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
