@@ -1,10 +1,5 @@
 """Learning curves: what event files hold, whatever happened to the run that wrote them."""
 
-import json
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from matplotlib import colors as matplotlib_colors
@@ -16,8 +11,6 @@ from tensorboard.util import tensor_util
 from replicate import errors
 from replicate.app.command import cli
 from replicate.app.inspect import curves, pictures
-
-TOP = pathlib.Path(__file__).parents[2]
 
 
 def write(folder, start, *points, name="vm", **more):
@@ -74,13 +67,10 @@ def test_an_evaluation_of_an_older_checkpoint_takes_nothing_back(tmp_path):
     assert run.evals["eval"]["loss"] == {100: 1.0, 200: 2.5, 300: 3.0}
 
 
-@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("lost", [1, 5, 14, 20])
-def test_a_last_record_that_is_cut_off_is_left_out(tmp_path, monkeypatch, lost, is_large):
+def test_a_last_record_that_is_cut_off_is_left_out(tmp_path, lost):
     path = write(tmp_path, 100, *losses((1, 1.0), (2, 2.0)))
     path.write_bytes(path.read_bytes()[:-lost])
-    if is_large:  # then TensorFlow reads it
-        monkeypatch.setattr(curves, "_LARGE", 0)
     (run,) = curves.read([str(tmp_path)])
     assert run.train["loss"] == {1: 1.0}
 
@@ -318,15 +308,3 @@ def test_what_cannot_be_drawn_is_a_text(tmp_path, monkeypatch, capsys, arguments
     assert text in shown.err
     assert "Traceback" not in shown.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "empty", "file"]
-
-
-def test_small_files_need_no_tensorflow(tmp_path):
-    write(tmp_path, 1, *losses((1, 1.0)))
-    code = (
-        "import json, sys\n"
-        "from replicate.app.command import cli\n"
-        f"code = cli.main(['plot', {str(tmp_path)!r}, '--png', {str(tmp_path / 'p.png')!r}])\n"
-        "print(json.dumps([code, 'tensorflow' in sys.modules]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, check=True)
-    assert json.loads(done.stdout) == [0, False]

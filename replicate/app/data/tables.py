@@ -11,7 +11,7 @@ import hashlib
 import io
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -28,7 +28,7 @@ Row: TypeAlias = tuple[int, list[str]]  # the line it begins in, its cells
 IsWanted: TypeAlias = Callable[[Iterable[str]], bool] | None
 
 _PIECE = 4096  # rows at a time
-_BLOCK = 2**22  # bytes of CSV at a time; a row is no longer
+_BLOCK = 2**21  # bytes of CSV at a time; a row is no longer
 _MAX_IN_MEMORY = 2**30  # bytes of all files together
 _PACKED, _PACKED_RATIO = ("gzip", "parquet"), 5  # what is read is about so much longer
 
@@ -105,8 +105,9 @@ def _of_csv(
     if not names:
         return
     places = {name: str(names.index(name)) for name in source.columns}
+    chosen = None if is_wanted else set(places.values())
     try:
-        for batch in _csv_batches(path, source, len(names), None if is_wanted else places):
+        for batch in _csv_batches(path, source, key, len(names), chosen):
             batch = _kept(batch, is_wanted, str)
             for start in range(0, batch.num_rows, _PIECE):
                 piece = batch.slice(start, _PIECE)
@@ -120,58 +121,44 @@ def _of_csv(
 
 
 def _csv_batches(
-    path: str, source: input_config.Csv, width: int, places: dict[str, str] | None
+    path: str,
+    source: input_config.Csv,
+    key: str,
+    width: int,
+    places: Collection[str] | None,
 ) -> Iterator[Any]:
     """Yields the rows behind the header, all cells as text; columns are named by their number.
 
     Args:
         path: The file.
         source: The input as the config has it.
+        key: Its key in the config, for error texts.
         width: How many columns there are.
         places: The columns to read; None: all.
     """
     all_of_them = list(map(str, range(width)))
-    with _opened(path) as file:
-        # NOTE: for pyarrow the file's end closes a quote, which may have swallowed many rows. So a
-        # row of such cells is put behind the last one, and looked for.
-        end = ("\x1c" if source.delimiter == "\x1d" else "\x1d") * 16
-        reader = arrow_csv.open_csv(
-            _Ended(file, f"\n{source.delimiter.join([end] * width)}\n".encode()),
-            arrow_csv.ReadOptions(block_size=_BLOCK, column_names=all_of_them),
-            arrow_csv.ParseOptions(delimiter=source.delimiter, newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(all_of_them, pyarrow.string()),
-                include_columns=all_of_them if places is None else list(places.values()),
-            ),
-        )
-        skipped, is_over = int(source.header), False
-        for batch in reader:
-            if batch.num_rows:
-                is_over = batch.column(0)[-1].as_py() == end
-                yield batch.slice(skipped, batch.num_rows - skipped - is_over)
-                skipped = 0
-        if not is_over:
-            raise ValueError("a quote is not closed")
-
-
-class _Ended(io.RawIOBase):
-    """A file with something more at its end."""
-
-    def __init__(self, file: IO[bytes], end: bytes):
-        super().__init__()
-        self._file = file
-        self._end = end
-
-    def readable(self) -> bool:
-        """See base class."""
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """See base class."""
-        data = self._file.read(size)
-        if not data:
-            data, self._end = self._end, b""
-        return data
+    # NOTE: pyarrow reads ahead in a thread of its own, which must not wait for Python: else it
+    # hangs, or aborts, where this ends before the file does. So no file of Python's.
+    form = "gzip" if files.kind_of(path) == "gzip" else None
+    reader = arrow_csv.open_csv(
+        pyarrow.input_stream(path, compression=form),
+        arrow_csv.ReadOptions(block_size=_BLOCK, column_names=all_of_them),
+        arrow_csv.ParseOptions(delimiter=source.delimiter, newlines_in_values=True),
+        arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(all_of_them, pyarrow.string()),
+            include_columns=all_of_them if places is None else sorted({*places, all_of_them[-1]}),
+        ),
+    )
+    skipped, last = int(source.header), ""
+    for batch in reader:
+        if batch.num_rows:
+            last = batch.column(all_of_them[-1])[-1].as_py()
+            yield batch.slice(skipped)
+            skipped = 0
+    if "\n" in last or "\r" in last:
+        # For pyarrow the file's end closes a quote, which may have swallowed many rows.
+        for _ in rows(path, source.delimiter, key):
+            pass
 
 
 def rows(path: str, delimiter: str, key: str, is_strict: bool = True) -> Iterator[Row]:

@@ -1,15 +1,14 @@
 """Learning curves: read from the event files of runs, drawn as a panel for each quantity.
 
-TensorFlow is needed for large files alone.
-
 A run that was stopped goes on from its last checkpoint, in a file of its own: what an earlier
 file has of the steps from there on is what nobody trained any further, and is left out.
 """
 
+import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,9 +17,8 @@ from google.protobuf import message
 from matplotlib import axes as matplotlib_axes
 from matplotlib import lines as matplotlib_lines
 from matplotlib import ticker
+from tensorboard.backend.event_processing import event_file_loader
 from tensorboard.compat.proto import event_pb2
-from tensorboard.compat.tensorflow_stub import errors as reading_errors
-from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.util import tensor_util
 
 from replicate import errors
@@ -28,9 +26,6 @@ from replicate.app.config import catalog
 from replicate.app.inspect import pictures
 
 _FILES = "*.tfevents.*"
-_LARGE = 20_000_000  # bytes that TensorFlow, once it is loaded, has read sooner
-
-
 _TRAIN = "train"
 _RATE = "learning_rate"
 _SPEEDS = {"examples_per_second": "examples per second", "global_step/sec": "steps per second"}
@@ -91,11 +86,7 @@ def read(model_dirs: Iterable[str]) -> list[Run]:
         RunError: If there is no such directory, or none of its event files has a number.
     """
     roots = {name: _require(name) for name in dict.fromkeys(model_dirs)}
-    folders = [folder for root in roots.values() for folder in (root, *_evaluations(root))]
-    sizes = [path.stat().st_size for folder in folders for path in folder.glob(_FILES)]
-    is_large = sum(sizes) > _LARGE
-    records = _records_by_tensorflow if is_large else _records
-    return [_run(name, root, records) for name, root in roots.items()]
+    return [_run(name, root) for name, root in roots.items()]
 
 
 def _require(name: str) -> Path:
@@ -114,14 +105,14 @@ def _evaluations(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("eval*") if path.is_dir())
 
 
-def _run(name: str, root: Path, records: Callable[[Path], Iterable[bytes]]) -> Run:
+def _run(name: str, root: Path) -> Run:
     evals = {}
     for folder in _evaluations(root):
         # NOTE: an evaluation of an older checkpoint comes later, and takes nothing back.
-        curves = _curves(folder, records, is_taken_back=False)
+        curves = _curves(folder, is_taken_back=False)
         if curves:
             evals[folder.name] = curves
-    train = _curves(root, records, is_taken_back=True)
+    train = _curves(root, is_taken_back=True)
     if not train and not evals:
         raise errors.RunError(
             f"{name}: must hold event files with numbers ({_FILES}), has none. Run `replicate "
@@ -130,13 +121,11 @@ def _run(name: str, root: Path, records: Callable[[Path], Iterable[bytes]]) -> R
     return Run(name, train, evals)
 
 
-def _curves(
-    folder: Path, records: Callable[[Path], Iterable[bytes]], is_taken_back: bool
-) -> dict[str, Curve]:
+def _curves(folder: Path, is_taken_back: bool) -> dict[str, Curve]:
     """Returns the curves of a folder's files, later ones over earlier ones."""
     files = []
     for path in folder.glob(_FILES):
-        events = list(_events(records(path)))
+        events = list(_events(path))
         if events:
             files.append((events[0].wall_time, path.name, events))
     found: dict[str, Curve] = {}
@@ -151,16 +140,13 @@ def _curves(
     return {tag: dict(sorted(curve.items())) for tag, curve in found.items()}
 
 
-def _events(records: Iterable[bytes]) -> Iterator[event_pb2.Event]:
-    """Yields the events of a file, up to one that is none."""
-    for record in records:
-        try:
-            event = event_pb2.Event.FromString(record)
-        except message.DecodeError:
-            return
-        event.ClearField("graph_def")
-        event.ClearField("meta_graph_def")
-        yield event
+def _events(path: Path) -> Iterator[event_pb2.Event]:
+    """Yields the events of a file, up to one that is cut off, or is none."""
+    with contextlib.suppress(message.DecodeError):
+        for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
+            event.ClearField("graph_def")
+            event.ClearField("meta_graph_def")
+            yield event
 
 
 def _numbers(event: event_pb2.Event) -> Iterator[tuple[str, float]]:
@@ -182,24 +168,6 @@ def _scalar(tensor: Any) -> float | None:
         return float(array) if array.ndim == 0 and array.dtype.kind in "fiub" else None
     except (TypeError, ValueError):
         return None
-
-
-def _records(path: Path) -> Iterator[bytes]:
-    """Yields the records of a file, up to one that is cut off, or is none."""
-    try:
-        reader = pywrap_tensorflow.PyRecordReader_New(str(path))
-        while True:
-            reader.GetNext()
-            yield reader.record()
-    except (reading_errors.OpError, OSError):
-        return
-
-
-def _records_by_tensorflow(path: Path) -> Iterable[bytes]:
-    """As above, much faster, once TensorFlow is loaded."""
-    from tensorboard.backend.event_processing import event_file_loader
-
-    return event_file_loader.RawEventFileLoader(str(path)).Load()
 
 
 class _Line(NamedTuple):
