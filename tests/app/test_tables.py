@@ -213,6 +213,18 @@ def test_what_stands_behind_a_quote_is_part_of_the_cell_and_no_fault(tmp_path):
     assert read(tmp_path, text.replace("z", "3"))[0]["s"].tolist() == [b"a b", b"c"]
 
 
+@pytest.mark.parametrize("then", ["rows.close()", "pass"])
+def test_a_file_that_is_left_early_holds_nothing_up(run_python, tmp_path, then):
+    path = tmp_path / "d.csv.gz"  # of more than pyarrow reads at a time
+    path.write_bytes(gzip.compress(b"x\n" + b"1\n" * 3_000_000, 1))
+    run_python(
+        "from replicate.app.config import input_config\n"
+        "from replicate.app.data import tables\n"
+        f"source = input_config.Csv(file=({str(path)!r},), columns={{'x': 'int8'}})\n"
+        f"rows = tables.pieces(source, 'k')\nnext(rows)\n{then}\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

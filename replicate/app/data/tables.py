@@ -8,11 +8,10 @@ import contextlib
 import csv
 import gzip
 import hashlib
-import io
 import itertools
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -175,10 +174,13 @@ def rows(path: str, delimiter: str, key: str, is_strict: bool = True) -> Iterato
     """
     line = 1
     try:
-        with _opened(path) as file, _text(file) as text:
-            reader = csv.reader(text, delimiter=delimiter, strict=is_strict)
+        opened: Any = gzip.open if files.kind_of(path) == "gzip" else open
+        options = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+        with opened(path, "rt", **options) as file:
+            reader = csv.reader(file, delimiter=delimiter, strict=is_strict)
             for cells in reader:
                 if cells:
+                    "".join(cells).encode()
                     yield line, cells
                 line = reader.line_num + 1
     except FileNotFoundError:
@@ -189,32 +191,15 @@ def rows(path: str, delimiter: str, key: str, is_strict: bool = True) -> Iterato
             f"{key}: {path}: must be a readable file: {reason}. Check the path, and the file."
         ) from e
     except csv.Error as e:
-        raise errors.RunError(f"{key}: {path}:{line}: must be CSV: {e}. Correct the row.") from e
-    except UnicodeDecodeError:
         files.refuse_other_kind(path, "text", key)
-        with _opened(path) as file, _text(file, "latin-1") as text:
-            line, byte = next(_bad_bytes(text))
+        raise errors.RunError(f"{key}: {path}:{line}: must be CSV: {e}. Correct the row.") from e
+    except UnicodeEncodeError as e:  # of what stands for a byte that is no UTF-8
+        files.refuse_other_kind(path, "text", key)
+        byte = ord(e.object[e.start]) & 0xFF
         raise errors.RunError(
             f"{key}: {path}:{line}: must be UTF-8 text, got the byte {byte:#x}. "
             "Save the file as UTF-8."
         ) from None
-
-
-def _opened(path: str) -> Any:
-    return gzip.open(path) if files.kind_of(path) == "gzip" else open(path, "rb")
-
-
-def _text(file: Any, encoding: str = "utf-8-sig") -> IO[str]:
-    return io.TextIOWrapper(file, encoding=encoding, newline="")
-
-
-def _bad_bytes(file: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yields the lines in which a file that was read as Latin-1 is no UTF-8, and the byte there."""
-    for number, line in enumerate(file, start=1):
-        try:
-            line.encode("latin-1").decode()
-        except UnicodeDecodeError as e:
-            yield number, e.object[e.start]
 
 
 def _names(path: str, source: input_config.Csv, key: str) -> list[str]:
@@ -282,30 +267,22 @@ def _refuse_first_bad_row(
     path: str, names: Sequence[str], source: input_config.Csv, key: str
 ) -> None:
     """Raises a RunError that names the first bad row of a file, or a bad quote, if there is one."""
-    found = rows(path, source.delimiter, key, is_strict=False)
+    found, wrong = rows(path, source.delimiter, key, is_strict=False), None
     for line, cells in itertools.islice(found, int(source.header), None):
-        place = f"{key}: {path}:{line}"
-        if len(cells) == len(names):
-            _refuse_bad_cells(dict(zip(names, cells, strict=True)), source, place)
-            continue
-        if next(found, None) is None:  # perhaps a quote is not closed
-            break
-        raise _of_other_length(place, cells, names, source)
-    else:
-        place, cells = "", []
+        if len(cells) != len(names):
+            wrong = errors.RunError(
+                f"{key}: {path}:{line}: must have {len(names)} cells like the "
+                f"{'header' if source.header else 'columns'}, got {len(cells)}. Correct the row."
+            )
+            if next(found, None) is None:  # perhaps a quote is not closed, which is told first
+                break
+            raise wrong
+        row = dict(zip(names, cells, strict=True))
+        _refuse_bad_cells(row, source, f"{key}: {path}:{line}")
     for _ in rows(path, source.delimiter, key):
         pass
-    if place:
-        raise _of_other_length(place, cells, names, source)
-
-
-def _of_other_length(
-    place: str, cells: Sequence[str], names: Sequence[str], source: input_config.Csv
-) -> errors.RunError:
-    return errors.RunError(
-        f"{place}: must have {len(names)} cells like the "
-        f"{'header' if source.header else 'columns'}, got {len(cells)}. Correct the row."
-    )
+    if wrong:
+        raise wrong
 
 
 def _refuse_bad_cells(row: dict[str, str], source: input_config.Csv, place: str) -> None:
