@@ -191,15 +191,20 @@ def rows(path: str, delimiter: str, key: str, is_strict: bool = True) -> Iterato
             f"{key}: {path}: must be a readable file: {reason}. Check the path, and the file."
         ) from e
     except csv.Error as e:
-        files.refuse_other_kind(path, "text", key)
+        _refuse_other_kind(path, key)
         raise errors.RunError(f"{key}: {path}:{line}: must be CSV: {e}. Correct the row.") from e
     except UnicodeEncodeError as e:  # of what stands for a byte that is no UTF-8
-        files.refuse_other_kind(path, "text", key)
+        _refuse_other_kind(path, key)
         byte = ord(e.object[e.start]) & 0xFF
         raise errors.RunError(
             f"{key}: {path}:{line}: must be UTF-8 text, got the byte {byte:#x}. "
             "Save the file as UTF-8."
         ) from None
+
+
+def _refuse_other_kind(path: str, key: str) -> None:
+    if files.kind_of(path) != "gzip":
+        files.refuse_other_kind(path, "text", key)
 
 
 def _names(path: str, source: input_config.Csv, key: str) -> list[str]:
@@ -210,6 +215,7 @@ def _names(path: str, source: input_config.Csv, key: str) -> list[str]:
     names = [cell.strip() for cell in cells]
     wrong = [name for name in source.columns if names.count(name) != 1]
     if wrong:
+        _refuse_other_kind(path, key)
         twice = [name for name in wrong if name in names]
         near = " and ".join(filter(None, (types.nearest(name, names) for name in wrong)))
         then = f"Did you mean {near}?" if near else "Correct columns, or set header: false."
