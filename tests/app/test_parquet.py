@@ -7,7 +7,7 @@ import pytest
 from replicate import errors
 from replicate.app.command import cli
 from replicate.app.config import config, input_config
-from replicate.app.data import inputs, tables
+from replicate.app.data import arrow, inputs, tables
 from replicate.compat.tensorflow import tf, tf1
 
 COLUMNS = {"x": "float32", "n": "int32", "s": "string", "y": "bool", "e": "float32"}
@@ -77,7 +77,7 @@ def test_init_writes_what_can_be_read(tmp_path, capsys):
 @pytest.mark.parametrize("limit", [2**30, 1], ids=["memory", "stream"])
 def test_batches_are_made_of_rows(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(tables, "_MAX_IN_MEMORY", limit)
-    monkeypatch.setattr(tables, "_PIECE", 2)
+    monkeypatch.setattr(arrow, "_PIECE", 2)
     path = write(tmp_path / "d.parquet", **TABLE)
     make = inputs.input_fn(source(path, batch_size=2), "k", "eval", {})
     with tf.Graph().as_default(), tf1.Session() as session:

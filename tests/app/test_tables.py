@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from replicate import errors
 from replicate.app.config import cell_values, input_config
+from replicate.app.data import arrow, tables
 from replicate.app.data import npz as npz_files
-from replicate.app.data import tables
 
 COLUMNS = {"x": "float32", "n": "int32", "s": "string", "y": "bool"}
 
@@ -190,7 +190,7 @@ def test_floats_are_numbers_that_their_dtype_holds(tmp_path):
 
 
 def test_pieces_hold_little_and_name_the_lines_of_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "_PIECE", 8)
+    monkeypatch.setattr(arrow, "_PIECE", 8)
     lines = [f'{i},{i},"a{i},\n{i}",1\n' for i in range(500)]
     (tmp_path / "d.csv").write_text("x,n,s,y\n" + "".join(lines))
     found = list(tables.pieces(csv_input(tmp_path / "d.csv"), "k"))
@@ -211,6 +211,15 @@ def test_what_stands_behind_a_quote_is_part_of_the_cell_and_no_fault(tmp_path):
     text = 'x,n,s,y\n1,2,"a" b,1\n1,z,c,1\n'
     assert "d.csv:3: n must be int32, got 'z'" in fault_of(tmp_path, text)
     assert read(tmp_path, text.replace("z", "3"))[0]["s"].tolist() == [b"a b", b"c"]
+
+
+def test_pyarrow_is_imported_for_a_table_alone(run_python):
+    run_python(
+        "import sys\n"
+        "from replicate.app.data import csv_rows, npz, samples, tables\n"
+        "from replicate.app.inspect import absences, starter\n"
+        "assert 'pyarrow' not in sys.modules"
+    )
 
 
 @pytest.mark.parametrize("then", ["rows.close()", "pass"])

@@ -8,12 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from google.protobuf import message
-from pyarrow import parquet
-
-from replicate import errors, messages
+from replicate import errors
 from replicate.app.config import catalog, cell_values, files
-from replicate.app.data import npz, tables
+from replicate.app.data import csv_rows, npz
 
 _LABELS = ("label", "labels", "target", "targets", "y", "class", "classes", "output", "outcome")
 _TRAIN = "train"
@@ -43,9 +40,6 @@ _SHARE = 0.8  # of the rows are for training
 _FEW = 10  # rows are not divided
 _HOLDOUT = {"holdout": 0.1}
 _FEW_BY_HASH = 50  # of fewer rows perhaps none is held out
-
-_RECORDS = 100  # that are looked at
-_FIELDS = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +270,8 @@ def _strays(name: str, cells: Sequence[str], lines: Sequence[int]) -> str:
 
 
 def _parquet(path: str, label: str | None) -> Sample:
+    from pyarrow import parquet  # for a table alone: see `arrow`
+
     try:
         with parquet.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
@@ -313,10 +309,10 @@ def _parquet(path: str, label: str | None) -> Sample:
     return _divided(sample, path, rows)
 
 
-def _rows(path: str, delimiter: str) -> Iterator[tables.Row]:
+def _rows(path: str, delimiter: str) -> Iterator[csv_rows.Row]:
     """Yields the line and the cells of each row, which have all as many."""
     count = 0
-    for line, cells in tables.rows(path, delimiter, _KEY):
+    for line, cells in csv_rows.rows(path, delimiter, _KEY):
         count = count or len(cells)
         if len(cells) != count:
             raise errors.RunError(
@@ -460,7 +456,9 @@ def _arrays(path: str) -> tuple[dict[str, _Array], list[str]]:
 def _tfrecord(path: str, label: str | None) -> Sample:
     kind = files.kind_of(path)
     compression = "GZIP" if kind == "gzip" else "none" if kind else "ZLIB"
-    examples = _examples(path, compression)
+    from replicate.app.data import records  # which takes TensorFlow along
+
+    examples = records.looked_at(path, compression, _KEY)
     names = sorted({name for example in examples for name in example})
     if not names:
         raise errors.RunError(
@@ -472,29 +470,6 @@ def _tfrecord(path: str, label: str | None) -> Sample:
     notes = {"features": f"as of the first {len(examples)} records"}
     sample = Sample(keys, names, label or _label_of(names), notes=notes)
     return _divided(sample, path, len(examples))
-
-
-def _examples(path: str, compression: str) -> list[dict[str, tuple[str, int]]]:
-    """Returns for each feature of the first records its dtype, and how many values it has."""
-    from replicate.compat.tensorflow import tf, tf1  # which nothing else of this module needs
-
-    found: list[dict[str, tuple[str, int]]] = []
-    options = tf.io.TFRecordOptions("" if compression == "none" else compression)
-    try:
-        for record in itertools.islice(tf1.io.tf_record_iterator(path, options), _RECORDS):
-            features = tf.train.Example.FromString(record).features.feature
-            kinds = {name: feature.WhichOneof("kind") for name, feature in features.items()}
-            sizes = {n: len(getattr(features[n], kind).value) for n, kind in kinds.items() if kind}
-            found.append({name: (_FIELDS[kinds[name]], sizes[name]) for name in sizes})
-    except (tf.errors.OpError, message.DecodeError, UnicodeDecodeError) as e:
-        reason = "it is no tf.train.Example"
-        if isinstance(e, tf.errors.OpError):
-            reason = messages.first_lines(e).rstrip(".")
-        raise errors.RunError(
-            f"{_KEY}: {path}: must be a TFRecord file of tf.train.Examples: record "
-            f"{len(found) + 1}: {reason}. Check the file."
-        ) from e
-    return found
 
 
 def _feature(name: str, examples: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
