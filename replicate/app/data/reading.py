@@ -9,14 +9,12 @@ from google.protobuf import message
 
 from replicate import errors, messages
 from replicate.app.config import config, input_config
-from replicate.app.data import inputs
+from replicate.app.data import inputs, records
 from replicate.app.runs import checkpoints
 from replicate.compat.tensorflow import tf, tf1
 from replicate.training import row_counts
 
 _OURS = re.compile(r"\bRunError: (.*)")
-_FIELDS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
-_DTYPES = {field: dtype for dtype, field in _FIELDS.items()}
 _MAX_LOOKED_AT = 1_000_000  # records; a few seconds' worth
 _READERS = ("Iterator", "ReduceDataset")
 _READING = (
@@ -97,10 +95,9 @@ def _record_fault(settings: config.Config, section: str) -> str:
     for path in inputs.record_files(source, source.called(section)):
         number = 0
         try:
-            records = tf1.io.tf_record_iterator(
-                path, tf.io.TFRecordOptions(source.compression_type)
-            )
-            for number, record in enumerate(records, start=1):
+            options = tf.io.TFRecordOptions(source.compression_type)
+            found = tf1.io.tf_record_iterator(path, options)
+            for number, record in enumerate(found, start=1):
                 fault = _fault_of(record, source)
                 if fault:
                     return f"{path}: record {number}: {fault}"
@@ -138,8 +135,8 @@ def _fault_in(
         have = ", ".join(sorted(features)) or "nothing"
         fault = f"must have the feature {name}, which has no default; it has {have}."
         return fault if is_fixed and wanted.default is None else ""
-    if field != _FIELDS[wanted.dtype]:
-        return f"{name} must be {wanted.dtype}, got {_DTYPES[field]}."
+    if records.DTYPES[field] != wanted.dtype:
+        return f"{name} must be {wanted.dtype}, got {records.DTYPES[field]}."
     count, size = len(getattr(features[name], field).value), math.prod(wanted.shape)
     if is_fixed and count != size:
         shape = list(wanted.shape)

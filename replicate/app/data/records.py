@@ -8,7 +8,7 @@ from replicate import errors, messages
 from replicate.compat.tensorflow import tf, tf1
 
 _RECORDS = 100  # that are looked at
-_FIELDS = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
+DTYPES = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
 
 
 def looked_at(path: str, compression: str, key: str) -> list[dict[str, tuple[str, int]]]:
@@ -29,7 +29,7 @@ def looked_at(path: str, compression: str, key: str) -> list[dict[str, tuple[str
             features = tf.train.Example.FromString(record).features.feature
             kinds = {name: feature.WhichOneof("kind") for name, feature in features.items()}
             sizes = {n: len(getattr(features[n], kind).value) for n, kind in kinds.items() if kind}
-            found.append({name: (_FIELDS[kinds[name]], sizes[name]) for name in sizes})
+            found.append({name: (DTYPES[kinds[name]], sizes[name]) for name in sizes})
     except (tf.errors.OpError, message.DecodeError, UnicodeDecodeError) as e:
         reason = "it is no tf.train.Example"
         if isinstance(e, tf.errors.OpError):
