@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from replicate.compat.tensorflow import tf
+from replicate.splitting import mirrored as mirroring
 from replicate.splitting import states
 from replicate.splitting.inference import facts as known
 from replicate.splitting.inference import folding
@@ -20,6 +21,7 @@ from replicate.splitting.states import (
     WHOLE,
     How,
     Local,
+    Partial,
     RowNumbers,
     Rows,
     Space,
@@ -38,6 +40,7 @@ _OF_LOOPS = (
     *kinds.WAYS_BACK,
     "LoopCond",
 )
+_OF_BRANCHES = (*kinds.MERGES, *kinds.SWITCHES)
 MOST_DIMENSIONS = 8  # of a tensor that TensorFlow cuts
 
 
@@ -64,11 +67,13 @@ class Analysis:
         facts: What is known for every size of the batch.
         structure: The graph's loops, stacks and lists.
         assumptions: What is assumed of these.
+        mirrored: The variables of which each device has a copy.
         random_numbers: `"one_device"` or `"per_device"`.
 
     Attributes:
         given: The tensors of the batch, by `ref()`.
-        how: How operations are split, or SIZE; whole ones are not listed.
+        mirrored: As given.
+        how: How operations are split, SIZE or COPIED; whole ones are not listed.
         why: Why operations with rows are whole.
     """
 
@@ -79,6 +84,7 @@ class Analysis:
         facts: known.Facts,
         structure: loops.Structure,
         assumptions: loops.Assumptions,
+        mirrored: mirroring.Mirrored,
         random_numbers: str,
     ):
         self.given: Mapping[Hashable, Given] = {each.tensor.ref(): each for each in given}
@@ -86,6 +92,7 @@ class Analysis:
         self.facts = facts
         self.structure = structure
         self.assumptions = assumptions
+        self.mirrored = mirrored
         self._random_numbers = random_numbers
         self._spaces: dict[Hashable, Space] = {}
         self._begin()
@@ -96,6 +103,8 @@ class Analysis:
         # NOTE: by `id`, which is fast; tensors live as long as the graph.
         self._states = {id(each.tensor): each.state for each in self.given.values()}
         self._at_hand = set(self._states)
+        self._states |= {id(op.outputs[0]): COPIED for op in self.mirrored.handles}
+        self._of_batch: set[tf.Operation] = set()  # what runs once on values as large as the batch
         self.assumptions.go_back(0, {})
         self.facts.begin(self.state)
 
@@ -148,6 +157,7 @@ class Analysis:
         for op in ops:
             self.how.pop(op, None)
             self.why.pop(op, None)
+            self._of_batch.discard(op)
             for tensor in op.outputs:
                 if tensor.ref() not in self.given:
                     self._states.pop(id(tensor), None)
@@ -163,28 +173,48 @@ class Analysis:
             return
         rule = registry.RULES.get(op.type)
         is_asked = rule is not None and op.type in registry.ALWAYS
-        if not is_asked and all(state is WHOLE for state in inputs):
+        is_alike = all(state is WHOLE or state is COPIED for state in inputs)
+        if self.mirrored.is_repeated(op):
+            self._be_copied(op)
+        elif not is_asked and all(state is WHOLE for state in inputs):
             if self.structure.loop(op) is None:
                 self._be_whole(op, "it is made from whole values")
+        elif is_alike and not is_asked and self._is_copied(op, inputs):
+            self._be_copied(op)
         elif op.type in LEAVES:
             # NOTE: of several shapes those of whole values are the same on all devices.
             measured = inputs if op.type == "ShapeN" else [SIZE]
             self._take(op, [WHOLE if each is WHOLE else SIZE for each in measured], SIZE)
         elif not is_asked and self._is_of_sizes(op, inputs):
             self._take(op, [SIZE] * len(op.outputs), SIZE)
-        elif not is_asked and self._is_copied(op, inputs):
-            given = [COPIED] * len(op.outputs)
-            self._take(op, given, Split([OWN] * len(inputs), given))
         else:
             self._split(op, inputs, rule)
 
     def _is_copied(self, op: tf.Operation, inputs: Sequence[states.State]) -> bool:
-        """Whether an operation makes the same on each device, of values that all devices have."""
-        if not all(state is WHOLE or state is COPIED for state in inputs):
+        """Whether each device makes for itself what is made of values that all devices have.
+
+        Where variables are mirrored, sums go to all devices: then what is made of sums is as well.
+        """
+        is_inside = self.structure.loop(op) is not None
+        if op.type in _OF_LOOPS and (is_inside or op.type not in _OF_BRANCHES):
             return False
-        if kinds.is_stateful(op.type) or op.type in _OF_LOOPS or definitions.called(op.node_def):
+        if is_inside and op.type in LEAVES:
+            return False
+        if not is_inside and not self.mirrored.is_cheap(op):
+            return False
+        may_be_joined = bool(self.mirrored.handles) and not is_inside
+        for tensor, state in zip(op.inputs, inputs, strict=True):
+            is_joined = may_be_joined and (isinstance(state, Partial) or state is SIZE)
+            if not (state is WHOLE or state is COPIED or is_joined):
+                return False
+            if tensor.op in self._of_batch and tensor.shape.rank != 0:
+                return False
+        if all(state is WHOLE or state is SIZE for state in inputs):
             return False
         if any(tensor.dtype in kinds.HANDLES for tensor in op.outputs):
+            return op.type in ("Identity", "Switch") and inputs[0] is COPIED
+        is_read = op.type in kinds.READS_OF_VALUES and inputs[0] is COPIED
+        if definitions.called(op.node_def) or (kinds.is_stateful(op.type) and not is_read):
             return False
         return all(self._axis_with_rows(tensor) is None for tensor in op.outputs)
 
@@ -207,7 +237,9 @@ class Analysis:
             gives = how.gives if isinstance(how, Split) else [SIZE] * len(op.outputs)
             self._take(op, gives, how)
             return
-        if any(state is not WHOLE for state in inputs) or self.structure.loop(op) is None:
+        if self._is_copied(op, inputs):
+            self._be_copied(op)
+        elif any(state is not WHOLE for state in inputs) or self.structure.loop(op) is None:
             self._be_whole(op, reason)
 
     def _answer(self, rule: registry.Rule, op: tf.Operation, inputs: Sequence[states.State]) -> How:
@@ -241,10 +273,28 @@ class Analysis:
         for tensor, state in zip(op.outputs, outputs, strict=True):
             self._states[id(tensor)] = state
 
+    def _be_copied(self, op: tf.Operation) -> None:
+        """Lets each device make for itself what an operation makes, of whole values.
+
+        In a loop all devices have copies of it; else the first one runs the operation itself.
+        """
+        given = [COPIED] * len(op.outputs)
+        if self.structure.loop(op) is not None:
+            self._take(op, given, Split([OWN] * len(op.inputs), given))
+            return
+        for tensor in op.inputs:
+            self.assumptions.wanted_whole(tensor, self.state(tensor), "each device reads it")
+        self._take(op, given, COPIED)
+
     def _be_whole(self, op: tf.Operation, reason: str) -> None:
         """Lets an operation run once; outputs with rows count as rows at hand."""
         for tensor in op.inputs:
             self.assumptions.wanted_whole(tensor, self.state(tensor), reason)
+            is_of_batch = (
+                isinstance(self.state(tensor), (Rows, Local)) or tensor.op in self._of_batch
+            )
+            if is_of_batch and tensor.dtype != tf.resource and tensor.shape.rank != 0:
+                self._of_batch.add(op)
             if isinstance(self.state(tensor), Rows):
                 self.why[op] = reason
         for tensor in op.outputs:
@@ -268,7 +318,7 @@ class Analysis:
 
     def _is_of_sizes(self, op: tf.Operation, inputs: Sequence[states.State]) -> bool:
         """Whether an operation makes small whole numbers of sizes."""
-        if not all(state in (WHOLE, SIZE) for state in inputs):
+        if not all(state in (WHOLE, COPIED, SIZE) for state in inputs):
             return False
         if op.type not in folding.FOLDED or not all(_is_number(each) for each in op.outputs):
             return False

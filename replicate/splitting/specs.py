@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import batches, report, splitter
-from replicate.splitting.mirroring import mirrored_variables
+from replicate.splitting import batches, mirrored_variables, report, splitter
 from replicate.strategy import base
 
 _log = logging.getLogger("replicate")

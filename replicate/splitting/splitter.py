@@ -11,11 +11,11 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting import analysis as analyses
+from replicate.splitting import mirrored as mirroring
 from replicate.splitting import states
 from replicate.splitting.inference import facts as graph_facts
 from replicate.splitting.inference.extents import Extent
 from replicate.splitting.lowering import batch_norm, branches, functions, reads
-from replicate.splitting.mirroring import mirroring, repeating
 from replicate.splitting.states import Space
 from replicate.splitting.structure import effects, loops, order
 from replicate.splitting.structure.nodes import (
@@ -29,6 +29,7 @@ from replicate.splitting.structure.nodes import (
     resolved,
 )
 from replicate.splitting.writing import (
+    copied,
     inputs,
     leftovers,
     levels,
@@ -49,12 +50,11 @@ class Result:
         moved: The tensors in place of those of lowered operations, by the `ref()` of these.
         written: The graph's writer.
         made: The new operations by their names.
-        copies: See `mirroring.mirror`.
 
     Attributes:
         fetch: As given.
         made: As given.
-        copies: As given.
+        copies: The operations that hold copies of variables.
     """
 
     def __init__(
@@ -63,14 +63,13 @@ class Result:
         moved: Moved,
         written: writer.Writer,
         made: Made,
-        copies: mirroring.Copies,
     ):
         self.fetch = fetch
         self._moved = moved
         self._analysis = written.analysis
         self._writer = written
         self.made = made
-        self.copies = copies
+        self.copies: copied.Holders = written.copied.holders
 
     def how(self, op: tf.Operation) -> str:
         """Returns `"split"`, `"whole"` or `"size"`, for what became of an operation."""
@@ -128,22 +127,27 @@ def split_graph(
             each device draws its own.
         static_rows: B, if the size of the batch is static.
         cluster: The workers, if there are several: the batch is all workers'.
-        mirrored: The variables, on the first device, of which each device gets a copy; not of one
-            that is written aside of what is run, by what cannot be repeated.
+        mirrored: The variables, on the first device, of which each device gets a copy; see
+            `mirrored.Mirrored` for those that stay as they are.
         is_optimized: Whether sessions optimize the graph, and so leave out branches that are known
             not to be taken.
         strategy: What adds up devices' parts; by default one that does so where sums are read.
     """
     strategy = strategy or base.DistributionStrategy(devices, (home,))
     leaves = given if static_rows != 1 else ()  # one row is whole
-    plan = _Plan(
-        leaves, devices, home, static_rows, cluster, random_numbers, is_optimized=is_optimized
-    )
     groups = [each if isinstance(each, list) else [each] for each in keep]
-    groups = [[moved_to(plan.moved, each) for each in group] for group in groups]
-    mirrored = plan.followed(groups, mirrored)
-    written, fetch = plan.write(groups, mirrored)
-    copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
+    plan = _Plan(
+        leaves,
+        devices,
+        groups,
+        home,
+        static_rows,
+        cluster,
+        mirrored,
+        random_numbers,
+        is_optimized=is_optimized,
+    )
+    written, fetch = plan.write()
     places.choose(written, strategy)
     packed = transport.Transport(written, fetch).pack()
     left = leftovers.joined(written) if cluster is None else []
@@ -160,7 +164,7 @@ def split_graph(
     fetch_moved(tf1.get_default_graph(), plan.moved)
     kept = zip(keep, found, strict=True)
     fetched = [group if isinstance(each, list) else group[0] for each, group in kept]
-    return Result(fetched, plan.moved, written, made, copies)
+    return Result(fetched, plan.moved, written, made)
 
 
 class _Plan:
@@ -169,9 +173,11 @@ class _Plan:
     Args:
         leaves: The tensors of the batch, dense, sparse and ragged.
         devices: The K devices.
+        groups: What will be run together.
         home: See `split_graph`.
         static_rows: See `split_graph`.
         cluster: See `split_graph`.
+        mirrored: See `split_graph`.
         random_numbers: See `split_graph`.
         is_optimized: See `split_graph`.
 
@@ -184,9 +190,11 @@ class _Plan:
         self,
         leaves: Sequence[types.Rows],
         devices: Sequence[str],
+        groups: Sequence[Sequence[types.Fetch]],
         home: str,
         static_rows: int | None,
         cluster: workers.WorkerBatch | None,
+        mirrored: Sequence[tf.Variable],
         random_numbers: str,
         *,
         is_optimized: bool,
@@ -197,7 +205,11 @@ class _Plan:
         self.moved = _lowered(self._graph, tensors, is_optimized)
         self._structure = loops.Structure(self._graph, effects.with_behind(self._graph, tensors))
         self._assumptions = loops.Assumptions(self._structure)
-        self._ops = _order(tensors, self._structure, self.moved, static_rows)
+        self._groups = [[moved_to(self.moved, each) for each in group] for group in groups]
+        step = operations.executed_by([each for group in self._groups for each in group])
+        copies = mirroring.Mirrored(self._graph, self._structure, mirrored, step, devices)
+        handles = [op.outputs[0] for op in copies.handles]
+        self._ops = _order(tensors, handles, self._structure, self.moved, static_rows)
         effects.keep_whole(self._ops, self._structure, self._assumptions)
         if cluster is None:
             cluster = workers.alone(leaves, static_rows, home)
@@ -209,19 +221,10 @@ class _Plan:
             self._graph, known, self._structure, self.place.num_devices, static_rows
         )
         self._analysis = analyses.Analysis(
-            found.given, batch, facts, self._structure, self._assumptions, random_numbers
+            found.given, batch, facts, self._structure, self._assumptions, copies, random_numbers
         )
 
-    def followed(
-        self, groups: Sequence[Sequence[types.Fetch]], mirrored: Sequence[tf.Variable]
-    ) -> list[tf.Variable]:
-        """Returns the variables of which each device can have a copy."""
-        step = operations.executed_by([each for group in groups for each in group])
-        return repeating.followed(self._graph, self._structure, mirrored, step)
-
-    def write(
-        self, groups: Sequence[Sequence[types.Fetch]], mirrored: Sequence[tf.Variable]
-    ) -> tuple[writer.Writer, list[list[Waited]]]:
+    def write(self) -> tuple[writer.Writer, list[list[Waited]]]:
         """Writes the copies that are wanted; returns the writer, and what is run.
 
         If the body of a loop turns out to need what devices make together, the loop is made whole,
@@ -234,8 +237,8 @@ class _Plan:
             nodes = Nodes(self._graph, prefix)
             written = writer.Writer(self._analysis, self._devices, self._home, self.place, nodes)
             try:
-                fetch = [[written.fetch(each) for each in group] for group in groups]
-                written.finish(aside=repeating.writes(self._graph, self._structure, mirrored))
+                fetch = [[written.fetch(each) for each in group] for group in self._groups]
+                written.finish()
                 return written, fetch
             except loops.LoopWholeError as reason:
                 self._assumptions.make_loop_whole(reason.op, str(reason))
@@ -256,15 +259,23 @@ def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor], is_optimized: bool) ->
 
 
 def _order(
-    given: Sequence[tf.Tensor], structure: loops.Structure, moved: Moved, static_rows: int | None
+    given: Sequence[tf.Tensor],
+    handles: Sequence[tf.Tensor],
+    structure: loops.Structure,
+    moved: Moved,
+    static_rows: int | None,
 ) -> list[tf.Operation]:
-    """Returns all operations behind the batch but lowered ones, each after what it reads."""
+    """Returns all operations behind the batch or what holds variables, each after what it reads.
+
+    Lowered ones are left out.
+    """
     starts = [*given, *structure.list_starts()]
     ops = order.behind(starts) | {tensor.op for tensor in structure.list_starts()}
     if static_rows and given:
         made = inputs.made(ops, given, static_rows, structure)
         ops |= made | order.behind(tensor for op in made for tensor in op.outputs)
         ops -= {tensor.op for tensor in given}
+    ops |= order.behind(handles)
     ops, more = structure.with_pops(ops)
     return order.ordered(ops - {tensor.deref().op for tensor in moved}, more)
 

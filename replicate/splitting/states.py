@@ -261,8 +261,12 @@ class Split:
     is_beside: bool = False
 
 
-How: TypeAlias = Split | Literal[Simple.SIZE]
-"""How an operation is split; SIZE if each device makes its own sizes."""
+How: TypeAlias = Split | Literal[Simple.SIZE, Simple.COPIED]
+"""How an operation is split.
+
+SIZE: each device makes its own sizes. COPIED: each device that needs it makes the whole value; the
+first one runs the operation itself.
+"""
 
 
 class WholeError(Exception):

@@ -8,8 +8,8 @@ import pytest
 import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
-from replicate.splitting.mirroring import mirrored_functions, mirrored_variables
+from replicate.splitting import mirrored_variables, splitter
+from replicate.splitting.structure import own_functions
 from replicate.strategy.variables import variables
 from tests import control_flow, exactness
 
@@ -535,9 +535,10 @@ def test_a_copy_is_written_after_what_the_write_waits_for_has_read_it():
         return tf.reduce_mean(x * between[0]), written
 
     built = Built(build, 2)
-    write = built.graph.get_operation_by_name("tower_1/whole/written")
-    read = [op for op in write.control_inputs if op.type == "ReadVariableOp"]
-    assert [op.inputs[0].op.name for op in read] == ["tower_1/held"]
+    write = built.graph.get_operation_by_name("tower_1/written")
+    (between,) = [op for op in write.control_inputs if op.type == "Identity"]
+    assert between.inputs[0].op.type == "ReadVariableOp"
+    assert between.inputs[0].op.inputs[0].op.name == "tower_1/held"
 
 
 def written_in_a_loop_of_a_loop(x, ids, y):
@@ -815,7 +816,7 @@ def test_a_later_devices_functions_call_its_own(fresh_graph):
     outer(tf.constant(1.0))
     (call,) = [op for op in fresh_graph.get_operations() if "PartitionedCall" in op.type]
     attribute = call.node_def.attr["f"]
-    own = mirrored_functions.OwnFunctions(fresh_graph, DEVICES)
+    own = own_functions.OwnFunctions(fresh_graph, DEVICES)
     own.change(attribute, 1)
     own.add()
     made = {each.signature.name: each for each in fresh_graph.as_graph_def().library.function}
@@ -839,7 +840,7 @@ def test_a_later_device_has_one_function_of_each(fresh_graph):
     calls = [op for op in fresh_graph.get_operations() if "PartitionedCall" in op.type]
     attributes = [op.node_def.attr["f"] for op in calls]
     (before,) = {each.func.name for each in attributes}
-    own = mirrored_functions.OwnFunctions(fresh_graph, DEVICES)
+    own = own_functions.OwnFunctions(fresh_graph, DEVICES)
     for attribute in attributes:
         own.change(attribute, 2)
     assert [each.func.name for each in attributes] == [f"{before}_tower_2"] * 2
@@ -854,7 +855,7 @@ def test_a_branch_that_writes_variables_alone_is_repeated(fresh_graph):
             lambda: tf.group(held.assign(tf.random.uniform([2]))),
         )
     (branches,) = [op for op in fresh_graph.get_operations() if op.type == "If"]
-    functions = mirrored_functions.OwnFunctions(fresh_graph, DEVICES)
+    functions = own_functions.OwnFunctions(fresh_graph, DEVICES)
     found = [
         all(map(functions._may_be_copied, functions.known.definition(name).node_def))
         for name in (branches.get_attr(key).name for key in ("then_branch", "else_branch"))

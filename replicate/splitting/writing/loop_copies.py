@@ -251,8 +251,7 @@ class LoopCopies:
                 if control in self._writer.run_split:
                     found.append("^" + self._writer.copy_name(control, k))
             elif is_effect or is_waited_for(control):
-                self._writer.want_whole(control)
-                found.append(self._nodes.wait(control))
+                found += map(self._nodes.wait, self._writer.copied.waits(control, k))
         return found
 
     def finish(self) -> None:

@@ -34,7 +34,14 @@ from replicate.splitting.states import (
 from replicate.splitting.structure import loops
 from replicate.splitting.structure import nodes as definitions
 from replicate.splitting.structure.nodes import Nodes, Reference, Waited, output
-from replicate.splitting.writing import different, joins, known_shapes, loop_copies, workers
+from replicate.splitting.writing import (
+    copied,
+    different,
+    joins,
+    known_shapes,
+    loop_copies,
+    workers,
+)
 
 OfDevice: TypeAlias = Callable[[int], Reference]
 """Returns what a device, given by its number, reads."""
@@ -59,7 +66,9 @@ class Writer:
         run_split: The operations whose copies run.
         run_aside: Operations, and names of new ones, that no step runs.
         place: As given.
+        is_finishing: Whether what is written is wanted though no step runs it.
         joins: What joins devices' values.
+        copied: What writes copies of what the first device runs itself.
         in_loops: What writes devices' own loops.
     """
 
@@ -82,6 +91,7 @@ class Writer:
         self.run_aside: set[Waited] = set()
         self.place = place
         self.joins = joins.Joins(self)
+        self.is_finishing = False
         self.in_loops = loop_copies.LoopCopies(self)
         # NOTE: by `id`, which is fast; tensors live as long as the graph.
         self._wholes: dict[int, Reference] = {}
@@ -90,29 +100,29 @@ class Writer:
         self._queue: list[tuple[Callable[[tf.Operation], None], tf.Operation]] = []
         self._taken = {op.name for op in nodes.graph.get_operations()}
         self._names: dict[tf.Operation, list[str]] = {}
+        self.copied = copied.Copied(self)
 
     # What is wanted.
 
     def fetch(self, wanted: types.Fetch) -> Waited:
         """Returns what is run in place of a tensor or an operation."""
-        found = wanted if isinstance(wanted, tf.Operation) else self.whole(wanted)
-        if isinstance(found, str):
-            return found
-        self.want_whole(getattr(wanted, "op", wanted))
-        return wanted
+        if isinstance(wanted, tf.Operation):
+            self.want_whole(wanted)
+            return self.copied.over(wanted)
+        found = self.whole(wanted)
+        if not isinstance(found, str):
+            self.want_whole(wanted.op)
+        return found
 
-    def finish(self, aside: Sequence[tf.Operation] = ()) -> None:
-        """Makes everything that is wanted.
-
-        Args:
-            aside: What is wanted though no step runs it, as initializers.
-        """
+    def finish(self) -> None:
+        """Makes everything that is wanted, and what writes copies though no step runs it."""
         self._empty_queue()
-        step = set(self.run_whole)
-        for op in aside:
+        step, self.is_finishing = set(self.run_whole), True
+        for op in self.analysis.mirrored.writes:
             self.want_whole(op)
         self._empty_queue()
         self.run_aside |= self.run_whole.keys() - step
+        self.copied.finish()
         self.in_loops.finish()
 
     def _empty_queue(self) -> None:
@@ -147,8 +157,11 @@ class Writer:
 
     def _whole(self, tensor: tf.Tensor) -> Reference:
         state = self.analysis.state(tensor)
+        if state is COPIED and not self.analysis.is_split(tensor.op):
+            state = WHOLE
         if state is WHOLE or self.analysis.is_at_hand(tensor):
-            return self.joins.run_once(tensor)
+            found = self.joins.run_once(tensor)
+            return self.copied.value(tensor) if found is tensor else found
         passed = self._passed(tensor) if isinstance(state, (Rows, Partial)) else tensor
         if passed is not tensor:
             return self.whole(passed)
@@ -225,6 +238,8 @@ class Writer:
         if given is not None and given.parts:
             return given.parts.__getitem__
         state = self.analysis.state(tensor)
+        if state is COPIED and not self.analysis.is_split(tensor.op):
+            return functools.partial(self.copied.view, tensor)
         if isinstance(state, (Rows, Partial)):
             passed = self._passed(tensor)
             if passed is not tensor:
@@ -292,13 +307,17 @@ class Writer:
             found = self.whole(tensor)
             if found is not tensor:
                 self.changes.inputs.append((op, n, found))
-        controls: list[Waited] = []
-        is_changed = False
+        controls: list[Waited] = list(self.copied.writes(op))
+        self.copied.followed(op)
+        is_changed = bool(controls)
+        is_outside = self.structure.own_loop(op) is None
         # NOTE: their order may be any, and what goes over workers is made in the same one by all.
         for control in sorted(op.control_inputs, key=lambda each: each._id):
             if not self.has_copies(control):
                 self.want_whole(control)
-                controls.append(control)
+                followed = self.copied.followed(control) if is_outside else []
+                controls += [control, *followed]
+                is_changed = is_changed or bool(followed)
                 continue
             is_changed = True
             # NOTE: nothing in devices' loops, which have frames of their own, has an effect.
@@ -370,7 +389,9 @@ class Writer:
         """
         device = op.device
         is_named = device not in ("", self.home, self.devices[0]) and not _is_beside_another(op)
-        return [device] * len(self.devices) if split.is_beside or is_named else self.devices
+        is_held = any(self.analysis.state(each) is COPIED for each in op.inputs if split.is_beside)
+        is_beside = split.is_beside and not is_held
+        return [device] * len(self.devices) if is_beside or is_named else self.devices
 
     def copy_name(self, op: tf.Operation, k: int) -> str:
         """Returns the name of an operation's copy on device k."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.mirroring import mirroring
 from replicate.splitting.structure import nodes
+from replicate.splitting.writing import copied
 from replicate.strategy import base
 from replicate.strategy.variables import variables as distributed
 
@@ -13,7 +13,7 @@ from replicate.strategy.variables import variables as distributed
 def list_copies(
     strategy: base.DistributionStrategy,
     variables: Sequence[tf.Variable],
-    copies: mirroring.Copies,
+    copies: copied.Holders,
     made: nodes.Made,
 ) -> None:
     """Lists each variable and its copies in collections, as one mirrored variable.
@@ -21,7 +21,7 @@ def list_copies(
     Args:
         strategy: Whose variables they are.
         variables: The primaries; those without copies stay as they are.
-        copies: What `mirroring.mirror` returned.
+        copies: The operations that hold copies.
         made: The new operations by their names.
     """
     found, devices = {}, strategy.worker_devices
@@ -43,7 +43,7 @@ def list_copies(
 
 def _member(primary: tf.Variable, name: str, made: nodes.Made) -> tf.Variable:
     """Returns a copy as a variable."""
-    k = name.split("/")[0].removeprefix("tower_")
+    tower = name.split("/")[0]
     handle = made[name].outputs[0]
     initializer = primary.initializer
     return tfc.resource_variable_ops.BaseResourceVariable(
@@ -56,8 +56,8 @@ def _member(primary: tf.Variable, name: str, made: nodes.Made) -> tf.Variable:
         aggregation=primary.aggregation,
         unique_id=name,
         handle_name=f"{name}:0",
-        graph_element=made[mirroring.read_name(name)].outputs[0],
+        graph_element=made[copied.read_name(name)].outputs[0],
         initial_value=primary.initial_value,
-        initializer_op=made.get(mirroring.copy_name(initializer, k), initializer),
-        is_initialized_op=made[mirroring.check_name(name)].outputs[0],
+        initializer_op=made.get(f"{tower}/{initializer.name}", initializer),
+        is_initialized_op=made[copied.check_name(name)].outputs[0],
     )

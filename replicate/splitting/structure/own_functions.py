@@ -1,4 +1,4 @@
-"""Which operations make the same on each device, and functions as later devices call them."""
+"""Functions as later devices call them, with copies of variables."""
 
 from collections.abc import Sequence
 from typing import Any

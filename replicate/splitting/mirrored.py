@@ -1,0 +1,109 @@
+"""Mirrored variables: which of them each device has a copy of, and which writes are repeated."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting.structure import effects, kinds, loops, own_functions
+
+_PASSING = ("Enter", "Identity", "RefEnter", "Switch")
+
+
+class Mirrored:
+    """The variables of a graph of which each device has a copy.
+
+    Each write of such a variable, by an optimizer, an initializer or a checkpoint, is repeated for
+    each copy, from the same values. After one that cannot be repeated, as one in a loop, the new
+    value is written to the copies. Whoever runs such a write by itself, as a hook, would leave them
+    behind: a variable with such a write that no step runs has no copies.
+
+    Args:
+        graph: The graph, not split yet.
+        structure: Its loops.
+        variables: The variables, on the first device.
+        step: What is run together with all that waits for it.
+        devices: The devices.
+
+    Attributes:
+        handles: What holds the variables.
+        writes: What writes them, and what leaves loops that do.
+        functions: The functions of later devices.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        structure: loops.Structure,
+        variables: Sequence[tf.Variable],
+        step: Collection[tf.Operation],
+        devices: Sequence[str],
+    ):
+        self._structure = structure
+        self._devices = devices
+        self.functions = own_functions.OwnFunctions(graph, devices)
+        handles = [variable.handle for variable in variables]
+        writes = {
+            each.op: [op for op in _users(each) if effects.changes_state(op)] for each in handles
+        }
+        self.handles = self._followed(writes, step)
+        found = [op for handle in self.handles for op in writes[handle]]
+        self._repeated = {op for op in found if self._can_be_repeated(op, self.handles)}
+        roots = {structure.root(op) for op in found} - {None}
+        exits = [op for op in graph.get_operations() if roots and op.type in kinds.EXITS]
+        exits = [op for op in exits if structure.root(op) in roots and structure.loop(op) is None]
+        # NOTE: TensorFlow lists what uses a tensor in an order of addresses.
+        self.writes = sorted({*found, *exits}, key=lambda op: op._id)
+
+    def is_repeated(self, op: tf.Operation) -> bool:
+        """Whether an operation writes variables, and each device writes its copies as well."""
+        return op in self._repeated
+
+    def is_cheap(self, op: tf.Operation) -> bool:
+        """Whether each device had better make for itself what an operation makes."""
+        places = ("", *self._devices[:1])  # the model has put nothing there
+        return op.type not in own_functions.MADE_ONCE and op.device in places
+
+    def _followed(
+        self, writes: dict[tf.Operation, list[tf.Operation]], step: Collection[tf.Operation]
+    ) -> list[tf.Operation]:
+        """Returns what holds variables whose copies follow every write, also one aside of steps."""
+        followed = list(writes)
+        while True:
+            before = followed
+            followed = [
+                handle
+                for handle in before
+                if all(op in step or self._can_be_repeated(op, before) for op in writes[handle])
+            ]
+            if followed == before:
+                return followed
+
+    def _can_be_repeated(self, op: tf.Operation, handles: Collection[tf.Operation]) -> bool:
+        """Whether a write can be made of each copy as well, given what holds the variables."""
+        if self._structure.own_loop(op) is not None:
+            return False
+        if any(handle not in handles for handle in handles_of(op)):
+            return False
+        return self.functions.can_be_copied(op.node_def)
+
+
+def handles_of(op: tf.Operation) -> dict[tf.Operation, None]:
+    """Returns what holds the variables that an operation uses, and other resources."""
+    return {_made_by(tensor): None for tensor in op.inputs if tensor.dtype == tf.resource}
+
+
+def _made_by(tensor: tf.Tensor) -> tf.Operation:
+    """Returns what made a handle that may be in a branch or a loop."""
+    while tensor.op.type in _PASSING:
+        tensor = tensor.op.inputs[0]
+    return tensor.op
+
+
+def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that use a handle, in branches and loops too."""
+    waiting = [handle]
+    while waiting:
+        for op in waiting.pop().consumers():
+            if op.type in _PASSING:
+                waiting.extend(op.outputs)
+            else:
+                yield op

@@ -1,1 +1,0 @@
-"""Mirrored variables: each device reads and writes a copy of its own."""

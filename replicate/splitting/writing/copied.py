@@ -1,0 +1,263 @@
+"""What each device makes for itself of values that all devices have whole.
+
+Each later device has a copy of a mirrored variable of its own. The first one has the variable. It
+reads its copy, makes what is made of such reads and of sums, and writes its copy as the variable is
+written, from the same values. A copy is made where a device needs it; a write is, on all devices:
+the write of the variable waits for those of the copies, so that whoever runs it, or waits for it,
+does so of them as well. A write that cannot be repeated, as one in a loop, is followed by writes of
+the new value to the copies.
+
+NOTE: on GPUs a `ResourceScatterAdd` adds entries of one row in any order, as in TensorFlow's own
+mirrored variables: there copies may differ by rounding.
+"""
+
+import collections
+import functools
+from typing import TYPE_CHECKING, TypeAlias
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import mirrored as mirroring
+from replicate.splitting.states import COPIED, WHOLE
+from replicate.splitting.structure import definitions, effects, kinds, loops
+from replicate.splitting.structure.nodes import (
+    Reference,
+    Waited,
+    attributes_of,
+    output,
+    shapes_of,
+)
+
+if TYPE_CHECKING:
+    from replicate.splitting.writing import writer as writers
+
+_Ops: TypeAlias = tuple[tf.Operation, ...]
+
+Holders: TypeAlias = dict[tf.Operation, list[str]]
+"""The operations that hold variables, and the names of those that hold copies, by devices."""
+
+
+def read_name(holder: str) -> str:
+    """Returns the name of the operation by which a session reads a copy."""
+    return f"{holder}/Read/ReadVariableOp"
+
+
+def check_name(holder: str) -> str:
+    """Returns the name of the operation that tells whether a copy has a value."""
+    return f"{holder}/IsInitialized/VarIsInitializedOp"
+
+
+class Copied:
+    """Writes what is copied, for a `Writer`.
+
+    Args:
+        writer: The writer.
+
+    Attributes:
+        holders: The operations that hold copies of variables.
+    """
+
+    def __init__(self, writer: "writers.Writer"):
+        self._writer = writer
+        self._nodes = writer.nodes
+        self._structure = writer.structure
+        self._how = writer.analysis.how
+        self._mirrored = writer.analysis.mirrored
+        self._devices = writer.devices
+        self._later = range(1, len(writer.devices))
+        self._asked: set[tuple[tf.Operation, int]] = set()
+        self._syncs: dict[tuple[tf.Operation, ...], list[str]] = {}
+        self.holders: Holders = {op: self._hold(op) for op in self._mirrored.handles}
+        self._once = self._find_once()
+        self._touching = self._find_touching()
+
+    # The copies.
+
+    def _hold(self, handle: tf.Operation) -> list[str]:
+        """Makes what holds a variable's copies, and what a session reads of them."""
+        names = []
+        kind = tf.as_dtype(handle.get_attr("dtype"))
+        for k in self._later:
+            device, name = self._devices[k], self._writer.copy_name(handle, k)
+            node = self._nodes.copy(handle, name, device, attributes_of(handle))
+            for key in ("shared_name", "debug_name"):
+                if key in node.attr:
+                    node.set(key, name)
+            read, check = read_name(name), check_name(name)
+            self._nodes.add("ReadVariableOp", [name], device, name=read, dtype=kind)
+            self._nodes.add("VarIsInitializedOp", [name], device, name=check)
+            self._writer.run_aside.update((read, check))
+            names.append(name)
+        return names
+
+    def view(self, tensor: tf.Tensor, k: int) -> Reference:
+        """Returns a copied value as device k has it."""
+        if not k:
+            return self._writer.whole(tensor)
+        if tensor.op in self.holders:
+            return self.holders[tensor.op][k - 1]
+        return output(self._want(tensor.op, k), tensor.value_index)
+
+    def _want(self, op: tf.Operation, k: int) -> str:
+        """Has an operation copied to a later device; returns the copy's name."""
+        if (op, k) not in self._asked:
+            self._asked.add((op, k))
+            self._writer.later(functools.partial(self._copy, k=k), op)
+        return self._writer.copy_name(op, k)
+
+    def _copy(self, op: tf.Operation, k: int) -> None:
+        attributes, shapes = attributes_of(op), shapes_of(op)
+        name = self._writer.copy_name(op, k)
+        node = self._nodes.copy(op, name, self._devices[k], attributes, shapes)
+        for value in node.attr.values():
+            self._mirrored.functions.change(value, k)
+        decides = 1 if op.type == "Switch" else 0 if op.type in definitions.BRANCHES else None
+        for n, tensor in enumerate(op.inputs):
+            # NOTE: a branch is taken on all devices or on none.
+            is_home = n == decides
+            read = self._writer.whole(tensor) if is_home else self._writer.view(tensor, WHOLE, k)
+            node.input.append(self._nodes.name(read))
+        waits = [each for control in op.control_inputs for each in self.waits(control, k)]
+        node.input.extend(dict.fromkeys(map(self._nodes.wait, waits)))
+
+    def writes(self, op: tf.Operation) -> list[str]:
+        """Returns the copies of an operation that writes variables; of any other one, nothing."""
+        is_repeated = self._mirrored.is_repeated(op)
+        return [self._want(op, k) for k in self._later if is_repeated]
+
+    def finish(self) -> None:
+        """Adds what is missing once all copies are written."""
+        self._mirrored.functions.add()
+
+    # What waits for what.
+
+    def waits(self, control: tf.Operation, k: int) -> list[Waited]:
+        """Returns what device k waits for, if the first one waits for an operation."""
+        writer = self._writer
+        if writer.has_copies(control):
+            if not control.outputs or self._structure.own_loop(control) is not None:
+                return []
+            writer.want_copies(control)
+            return [writer.copy_name(control, k)]
+        is_touching = control in self._touching
+        if k and is_touching and (control.type == "NoOp" or self._how.get(control) is COPIED):
+            return [self._want(control, k)]
+        is_constant = control.type == "Const" and control._get_control_flow_context() is None
+        if is_constant and not control.control_inputs:
+            return []
+        before = [*control.control_inputs] if is_touching and k else []
+        if before and control.type == "Identity":
+            before += [tensor.op for tensor in control.inputs]
+        found = [each for op in before if op in self._touching for each in self.waits(op, k)]
+        writer.want_whole(control)
+        followed = self.followed(control)
+        return [*found, control, *(followed[k - 1 : k] if k else followed)]
+
+    def _find_touching(self) -> set[tf.Operation]:
+        """Returns what is waited for since it is, or waits for, reads and writes of copies."""
+        found = set(self._once)
+        for op in [op for op, how in self._how.items() if how is COPIED and self.holders]:
+            if op.type in kinds.READS_OF_VALUES or self._mirrored.is_repeated(op):
+                found.add(op)
+        waiting = list(found)
+        while waiting:
+            op = waiting.pop()
+            users = [user for tensor in op.outputs for user in tensor.consumers()]
+            users = [user for user in users if user.type == "Identity"]
+            for user in {*users, *op._control_outputs} - found:
+                if not (kinds.uses_handle(user.type) and kinds.changes_state(user.type)):
+                    found.add(user)
+                    waiting.append(user)
+        return found
+
+    # Writes that are not repeated.
+
+    def _find_once(self) -> dict[tf.Operation, tuple[_Ops, _Ops]]:
+        """Returns what writes variables and is not repeated, and what leaves loops that do.
+
+        With each is what is over at the same time, and what holds the variables.
+        """
+        written: dict[loops.Context | tf.Operation, dict[tf.Operation, None]]
+        written = collections.defaultdict(dict)
+        exits: dict[loops.Context, list[tf.Operation]] = collections.defaultdict(list)
+        for op in self._mirrored.writes:
+            root = self._structure.root(op)
+            if not effects.changes_state(op):
+                exits[root].append(op)
+            elif not self._mirrored.is_repeated(op):
+                handles = [each for each in mirroring.handles_of(op) if each in self.holders]
+                written[root or op].update(dict.fromkeys(handles))
+        found = {}
+        for where, handles in written.items():
+            ops = (where,) if isinstance(where, tf.Operation) else tuple(exits[where])
+            found.update(dict.fromkeys(ops, (ops, tuple(handles))))
+        return found
+
+    def followed(self, op: tf.Operation) -> list[str]:
+        """Returns what, by later devices, comes after the copies of what an operation writes.
+
+        It is nothing for what is repeated, or writes no such variable.
+        """
+        if op not in self._once:
+            return []
+        ops, handles = self._once[op]
+        if ops not in self._syncs:
+            self._syncs[ops] = self._sync(ops, handles)
+        return self._syncs[ops]
+
+    def _sync(self, ops: _Ops, handles: _Ops) -> list[str]:
+        """Writes variables' values to copies behind operations; returns what waits for that."""
+        written: dict[int, list[str]] = {k: [] for k in self._later}
+        number, done = len(self._nodes.by_name), self._done(ops)
+        for handle in handles:
+            kind = tf.as_dtype(handle.get_attr("dtype"))
+            device = handle.device or self._writer.home
+            source = handle.outputs[0]
+            read = self._nodes.add("ReadVariableOp", [source], device, controls=done, dtype=kind)
+            for k in self._later:
+                inputs = [self.holders[handle][k - 1], read]
+                made = self._nodes.add("AssignVariableOp", inputs, self._devices[k], dtype=kind)
+                written[k].append(made)
+        if self._writer.is_finishing:
+            self._writer.run_aside.update(list(self._nodes.by_name)[number:])
+        return [
+            self._nodes.add("NoOp", [], self._devices[k], controls=waits)
+            for k, waits in written.items()
+        ]
+
+    def _done(self, ops: _Ops) -> list[Waited]:
+        """Returns what to wait for until operations are over.
+
+        NOTE: what waits for a call alone, not for its outputs, may run before its writes do.
+        """
+        found: list[Waited] = list(ops)
+        for op in ops:
+            for tensor in op.outputs if definitions.called(op.node_def) else ():
+                device = op.device or self._writer.home
+                found.append(self._nodes.add("Identity", [tensor], device, T=tensor.dtype))
+        return found
+
+    # What is run.
+
+    def over(self, op: tf.Operation) -> Waited:
+        """Returns what is run in place of an operation, so that copies are written too."""
+        followed = self.followed(op)
+        if not followed:
+            return op
+        waits = [*self._done((op,)), *followed]
+        return self._nodes.add("NoOp", [], self._writer.home, controls=waits)
+
+    def value(self, tensor: tf.Tensor) -> Reference:
+        """Returns an output of an operation that runs once, when copies are written too.
+
+        NOTE: of a function only what its outputs that are read need runs.
+        """
+        op, waits = tensor.op, [*self.followed(tensor.op)]
+        if self._mirrored.is_repeated(op) and definitions.called(op.node_def):
+            for k in self._later:
+                read, device = self.view(tensor, k), self._devices[k]
+                waits.append(self._nodes.add("Identity", [read], device, T=tensor.dtype))
+        if not waits:
+            return tensor
+        return self._nodes.add(
+            "Identity", [tensor], self._writer.home, controls=waits, T=tensor.dtype
+        )
