@@ -5,7 +5,7 @@ hold is assumed, since only what comes later tells; if an assumption turns out t
 changed, and the pass goes on from the first operation that asked for it.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from replicate.compat.tensorflow import tf
@@ -95,6 +95,7 @@ class Analysis:
         self.mirrored = mirrored
         self._random_numbers = random_numbers
         self._spaces: dict[Hashable, Space] = {}
+        self._aside: Set[tf.Operation] = frozenset()
         self._begin()
 
     def _begin(self) -> None:
@@ -131,12 +132,14 @@ class Analysis:
 
     # Finding it.
 
-    def run(self, ops: Sequence[tf.Operation]) -> None:
+    def run(self, ops: Sequence[tf.Operation], aside: Set[tf.Operation]) -> None:
         """Gives each operation's outputs a state.
 
         Args:
-            ops: All operations behind the batch, each behind what it reads.
+            ops: All operations behind the batch or mirrored variables, each behind what it reads.
+            aside: Those that are made from variables alone, and have none of the batch's rows.
         """
+        self._aside = aside
         self._begin()
         elements: list[Mapping[tf.Operation, states.State]] = [{}]  # before each operation
         while (place := self.assumptions.place) < len(ops):
@@ -176,6 +179,9 @@ class Analysis:
         is_alike = all(state is WHOLE or state is COPIED for state in inputs)
         if self.mirrored.is_repeated(op):
             self._be_copied(op)
+        elif op in self._aside and self.structure.loop(op) is None:
+            if self._is_copied(op, inputs):
+                self._be_copied(op)
         elif not is_asked and all(state is WHOLE for state in inputs):
             if self.structure.loop(op) is None:
                 self._be_whole(op, "it is made from whole values")
@@ -307,6 +313,8 @@ class Analysis:
 
     def _axis_with_rows(self, tensor: tf.Tensor) -> int | None:
         """Returns the first axis of a tensor that has the batch's rows, or None."""
+        if tensor.op in self._aside:
+            return None
         if tensor.dtype in kinds.HANDLES or tensor.dtype._is_ref_dtype:
             return None
         extents = self.facts.shape(tensor) or ()

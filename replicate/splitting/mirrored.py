@@ -59,8 +59,10 @@ class Mirrored:
 
     def is_cheap(self, op: tf.Operation) -> bool:
         """Whether each device had better make for itself what an operation makes."""
-        places = ("", *self._devices[:1])  # the model has put nothing there
-        return op.type not in own_functions.MADE_ONCE and op.device in places
+        if op.type in own_functions.MADE_ONCE:
+            return False
+        # What the model has put elsewhere stays there; what uses a variable is where that is.
+        return op.type in kinds.READS or op.device in ("", *self._devices[:1])
 
     def _followed(
         self, writes: dict[tf.Operation, list[tf.Operation]], step: Collection[tf.Operation]

@@ -28,7 +28,7 @@ def list_copies(
     for variable in variables:
         if variable.handle.op not in copies:
             continue
-        members = [_member(variable, name, made) for name in copies[variable.handle.op]]
+        members = [_member(variable, holder, made) for holder in copies[variable.handle.op]]
         mirrored = distributed.MirroredVariable(
             strategy, [variable, *members], devices, distributed.NONE
         )
@@ -41,8 +41,9 @@ def list_copies(
         listed[:] = [found.get(id(each), each) for each in listed]
 
 
-def _member(primary: tf.Variable, name: str, made: nodes.Made) -> tf.Variable:
+def _member(primary: tf.Variable, holder: copied.Holder, made: nodes.Made) -> tf.Variable:
     """Returns a copy as a variable."""
+    name = holder.name
     tower = name.split("/")[0]
     handle = made[name].outputs[0]
     initializer = primary.initializer
@@ -56,8 +57,8 @@ def _member(primary: tf.Variable, name: str, made: nodes.Made) -> tf.Variable:
         aggregation=primary.aggregation,
         unique_id=name,
         handle_name=f"{name}:0",
-        graph_element=made[copied.read_name(name)].outputs[0],
+        graph_element=made[holder.read].outputs[0],
         initial_value=primary.initial_value,
         initializer_op=made.get(f"{tower}/{initializer.name}", initializer),
-        is_initialized_op=made[copied.check_name(name)].outputs[0],
+        is_initialized_op=made[holder.check].outputs[0],
     )

@@ -209,7 +209,7 @@ class _Plan:
         step = operations.executed_by([each for group in self._groups for each in group])
         copies = mirroring.Mirrored(self._graph, self._structure, mirrored, step, devices)
         handles = [op.outputs[0] for op in copies.handles]
-        self._ops = _order(tensors, handles, self._structure, self.moved, static_rows)
+        self._ops, self._aside = _order(tensors, handles, self._structure, self.moved, static_rows)
         effects.keep_whole(self._ops, self._structure, self._assumptions)
         if cluster is None:
             cluster = workers.alone(leaves, static_rows, home)
@@ -233,7 +233,7 @@ class _Plan:
         with tf1.name_scope("replicate_split/"):
             prefix = self._graph.unique_name("rows")
         while True:
-            self._analysis.run(self._ops)
+            self._analysis.run(self._ops, self._aside)
             nodes = Nodes(self._graph, prefix)
             written = writer.Writer(self._analysis, self._devices, self._home, self.place, nodes)
             try:
@@ -264,10 +264,10 @@ def _order(
     structure: loops.Structure,
     moved: Moved,
     static_rows: int | None,
-) -> list[tf.Operation]:
+) -> tuple[list[tf.Operation], set[tf.Operation]]:
     """Returns all operations behind the batch or what holds variables, each after what it reads.
 
-    Lowered ones are left out.
+    Lowered ones are left out. And those of them that are behind what holds variables alone.
     """
     starts = [*given, *structure.list_starts()]
     ops = order.behind(starts) | {tensor.op for tensor in structure.list_starts()}
@@ -275,9 +275,9 @@ def _order(
         made = inputs.made(ops, given, static_rows, structure)
         ops |= made | order.behind(tensor for op in made for tensor in op.outputs)
         ops -= {tensor.op for tensor in given}
-    ops |= order.behind(handles)
-    ops, more = structure.with_pops(ops)
-    return order.ordered(ops - {tensor.deref().op for tensor in moved}, more)
+    aside = order.behind(handles) - ops
+    ops, more = structure.with_pops(ops | aside)
+    return order.ordered(ops - {tensor.deref().op for tensor in moved}, more), aside
 
 
 def _apply(changes: Changes, made: Made) -> None:

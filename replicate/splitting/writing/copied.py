@@ -13,7 +13,7 @@ mirrored variables: there copies may differ by rounding.
 
 import collections
 import functools
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import mirrored as mirroring
@@ -32,18 +32,23 @@ if TYPE_CHECKING:
 
 _Ops: TypeAlias = tuple[tf.Operation, ...]
 
-Holders: TypeAlias = dict[tf.Operation, list[str]]
-"""The operations that hold variables, and the names of those that hold copies, by devices."""
+
+class Holder(NamedTuple):
+    """New operations for a device's copy of a variable, by name.
+
+    Attributes:
+        name: What holds the copy.
+        read: What a session reads it by.
+        check: What tells whether it has a value.
+    """
+
+    name: str
+    read: str
+    check: str
 
 
-def read_name(holder: str) -> str:
-    """Returns the name of the operation by which a session reads a copy."""
-    return f"{holder}/Read/ReadVariableOp"
-
-
-def check_name(holder: str) -> str:
-    """Returns the name of the operation that tells whether a copy has a value."""
-    return f"{holder}/IsInitialized/VarIsInitializedOp"
+Holders: TypeAlias = dict[tf.Operation, list[Holder]]
+"""What holds later devices' copies of variables, by the operations that hold these."""
 
 
 class Copied:
@@ -72,9 +77,9 @@ class Copied:
 
     # The copies.
 
-    def _hold(self, handle: tf.Operation) -> list[str]:
+    def _hold(self, handle: tf.Operation) -> list[Holder]:
         """Makes what holds a variable's copies, and what a session reads of them."""
-        names = []
+        found = []
         kind = tf.as_dtype(handle.get_attr("dtype"))
         for k in self._later:
             device, name = self._devices[k], self._writer.copy_name(handle, k)
@@ -82,19 +87,18 @@ class Copied:
             for key in ("shared_name", "debug_name"):
                 if key in node.attr:
                     node.set(key, name)
-            read, check = read_name(name), check_name(name)
-            self._nodes.add("ReadVariableOp", [name], device, name=read, dtype=kind)
-            self._nodes.add("VarIsInitializedOp", [name], device, name=check)
+            read = self._nodes.add("ReadVariableOp", [name], device, dtype=kind)
+            check = self._nodes.add("VarIsInitializedOp", [name], device)
             self._writer.run_aside.update((read, check))
-            names.append(name)
-        return names
+            found.append(Holder(name, read, check))
+        return found
 
     def view(self, tensor: tf.Tensor, k: int) -> Reference:
         """Returns a copied value as device k has it."""
         if not k:
             return self._writer.whole(tensor)
         if tensor.op in self.holders:
-            return self.holders[tensor.op][k - 1]
+            return self.holders[tensor.op][k - 1].name
         return output(self._want(tensor.op, k), tensor.value_index)
 
     def _want(self, op: tf.Operation, k: int) -> str:
@@ -214,7 +218,7 @@ class Copied:
             source = handle.outputs[0]
             read = self._nodes.add("ReadVariableOp", [source], device, controls=done, dtype=kind)
             for k in self._later:
-                inputs = [self.holders[handle][k - 1], read]
+                inputs = [self.holders[handle][k - 1].name, read]
                 made = self._nodes.add("AssignVariableOp", inputs, self._devices[k], dtype=kind)
                 written[k].append(made)
         if self._writer.is_finishing:
