@@ -65,8 +65,7 @@ class Analysis:
         given: The tensors of the batch.
         batch: The space of its rows.
         facts: What is known for every size of the batch.
-        structure: The graph's loops, stacks and lists.
-        assumptions: What is assumed of these.
+        assumptions: What is assumed of the graph's loops, stacks and lists.
         mirrored: The variables of which each device has a copy.
         random_numbers: `"one_device"` or `"per_device"`.
 
@@ -82,7 +81,6 @@ class Analysis:
         given: Sequence[Given],
         batch: Space,
         facts: known.Facts,
-        structure: loops.Structure,
         assumptions: loops.Assumptions,
         mirrored: mirroring.Mirrored,
         random_numbers: str,
@@ -90,7 +88,7 @@ class Analysis:
         self.given: Mapping[Hashable, Given] = {each.tensor.ref(): each for each in given}
         self.batch = batch
         self.facts = facts
-        self.structure = structure
+        self.structure = assumptions.structure
         self.assumptions = assumptions
         self.mirrored = mirrored
         self._random_numbers = random_numbers

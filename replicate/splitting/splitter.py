@@ -5,7 +5,7 @@ by a rule for its kind, and an operation without a rule runs once, on whole valu
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
@@ -136,17 +136,8 @@ def split_graph(
     strategy = strategy or base.DistributionStrategy(devices, (home,))
     leaves = given if static_rows != 1 else ()  # one row is whole
     groups = [each if isinstance(each, list) else [each] for each in keep]
-    plan = _Plan(
-        leaves,
-        devices,
-        groups,
-        home,
-        static_rows,
-        cluster,
-        mirrored,
-        random_numbers,
-        is_optimized=is_optimized,
-    )
+    options = (random_numbers, static_rows, cluster, mirrored, is_optimized)
+    plan = _Plan(_Asked(leaves, tuple(devices), groups, home, *options))
     written, fetch = plan.write()
     places.choose(written, strategy)
     packed = transport.Transport(written, fetch).pack()
@@ -167,61 +158,54 @@ def split_graph(
     return Result(fetched, plan.moved, written, made)
 
 
+class _Asked(NamedTuple):
+    """What `split_graph` is asked for; see there."""
+
+    leaves: Sequence[types.Rows]
+    devices: tuple[str, ...]
+    groups: Sequence[Sequence[types.Fetch]]
+    home: str
+    random_numbers: str
+    static_rows: int | None
+    cluster: workers.WorkerBatch | None
+    mirrored: Sequence[tf.Variable]
+    is_optimized: bool
+
+
 class _Plan:
     """What is known of a graph that is to be split, before it is written.
 
     Args:
-        leaves: The tensors of the batch, dense, sparse and ragged.
-        devices: The K devices.
-        groups: What will be run together.
-        home: See `split_graph`.
-        static_rows: See `split_graph`.
-        cluster: See `split_graph`.
-        mirrored: See `split_graph`.
-        random_numbers: See `split_graph`.
-        is_optimized: See `split_graph`.
+        asked: What is asked for.
 
     Attributes:
         moved: The tensors in place of those of lowered operations, by the `ref()` of these.
         place: Which rows this worker has.
     """
 
-    def __init__(
-        self,
-        leaves: Sequence[types.Rows],
-        devices: Sequence[str],
-        groups: Sequence[Sequence[types.Fetch]],
-        home: str,
-        static_rows: int | None,
-        cluster: workers.WorkerBatch | None,
-        mirrored: Sequence[tf.Variable],
-        random_numbers: str,
-        *,
-        is_optimized: bool,
-    ):
-        self._devices, self._home = tuple(devices), home
-        self._graph = tf1.get_default_graph()
-        tensors = tf.nest.flatten(leaves, expand_composites=True)
-        self.moved = _lowered(self._graph, tensors, is_optimized)
-        self._structure = loops.Structure(self._graph, effects.with_behind(self._graph, tensors))
-        self._assumptions = loops.Assumptions(self._structure)
-        self._groups = [[moved_to(self.moved, each) for each in group] for group in groups]
+    def __init__(self, asked: _Asked):
+        self._graph, self._asked = tf1.get_default_graph(), asked
+        tensors = tf.nest.flatten(asked.leaves, expand_composites=True)
+        self.moved = _lowered(self._graph, tensors, asked.is_optimized)
+        structure = loops.Structure(self._graph, effects.with_behind(self._graph, tensors))
+        self._assumptions = loops.Assumptions(structure)
+        self._groups = [[moved_to(self.moved, each) for each in group] for group in asked.groups]
         step = operations.executed_by([each for group in self._groups for each in group])
-        copies = mirroring.Mirrored(self._graph, self._structure, mirrored, step, devices)
+        copies = mirroring.Mirrored(self._graph, structure, asked.mirrored, step, asked.devices)
         handles = [op.outputs[0] for op in copies.handles]
-        self._ops, self._aside = _order(tensors, handles, self._structure, self.moved, static_rows)
-        effects.keep_whole(self._ops, self._structure, self._assumptions)
-        if cluster is None:
-            cluster = workers.alone(leaves, static_rows, home)
-        self.place = workers.Place(cluster, len(devices), home)
+        static_rows, number = asked.static_rows, len(asked.devices)
+        self._ops, self._aside = _order(tensors, handles, structure, self.moved, static_rows)
+        effects.keep_whole(self._ops, structure, self._assumptions)
+        cluster = asked.cluster or workers.alone(asked.leaves, static_rows, asked.home)
+        self.place = workers.Place(cluster, number, asked.home)
         batch = Space("the batch")
-        found = inputs.of(batch, leaves, self.place.bounds, len(devices), home)
+        found = inputs.of(batch, asked.leaves, self.place.bounds, number, asked.home)
         known = [*found.known, *inputs.picked(self._ops)]
         facts = graph_facts.Facts(
-            self._graph, known, self._structure, self.place.num_devices, static_rows
+            self._graph, known, structure, self.place.num_devices, static_rows
         )
         self._analysis = analyses.Analysis(
-            found.given, batch, facts, self._structure, self._assumptions, copies, random_numbers
+            found.given, batch, facts, self._assumptions, copies, asked.random_numbers
         )
 
     def write(self) -> tuple[writer.Writer, list[list[Waited]]]:
@@ -235,7 +219,9 @@ class _Plan:
         while True:
             self._analysis.run(self._ops, self._aside)
             nodes = Nodes(self._graph, prefix)
-            written = writer.Writer(self._analysis, self._devices, self._home, self.place, nodes)
+            written = writer.Writer(
+                self._analysis, self._asked.devices, self._asked.home, self.place, nodes
+            )
             try:
                 fetch = [[written.fetch(each) for each in group] for group in self._groups]
                 written.finish()

@@ -284,6 +284,7 @@ class Assumptions:
         structure: The graph's loops and lists.
 
     Attributes:
+        structure: As given.
         place: The place of the operation that the pass has come to.
         elements: The states of what arrays and stacks hold, by the operation that makes them, as
             far as this pass has seen.
@@ -291,7 +292,7 @@ class Assumptions:
     """
 
     def __init__(self, structure: Structure):
-        self._structure = structure
+        self.structure = structure
         self.place = 0
         self._asked: dict[tf.Operation, int] = {}  # the places where assumptions were first asked
         self._lists: dict[tf.Operation, states.State] = {}
@@ -329,13 +330,13 @@ class Assumptions:
 
         It raises nothing; the caller is to start a new pass.
         """
-        root = self._structure.root(op)
+        root = self.structure.root(op)
         if root is None or self.is_whole(root):
             raise ValueError(
                 f"A loop can be whole but once; that of {op.name} should be once more, since "
                 f"{reason}. This is an error in replicate; please report it."
             )
-        for each in self._structure.loops_sharing_stacks(root):
+        for each in self.structure.loops_sharing_stacks(root):
             self.whole_loops.setdefault(each, f"{op.name}: {reason}")
 
     def may_be_sum(self, merge: tf.Operation) -> bool:
@@ -377,7 +378,7 @@ class Assumptions:
 
     def want_lists(self, tensor: tf.Tensor, element: states.State) -> None:
         """Assumes the state of the elements of all lists that a tensor may be, if that fits."""
-        sources = self._structure.list_sources(tensor)
+        sources = self.structure.list_sources(tensor)
         new = [source for source in sources if self.element(source) is None]
         fits = all(self.element(source) in (None, element) for source in sources)
         if new and fits and not any(source.type == "TensorListFromTensor" for source in new):
@@ -396,7 +397,7 @@ class Assumptions:
         if state is FLOW:
             self.let_array_be_whole(flow_source(tensor), reason)
         if isinstance(state, ListOf):
-            self.let_lists_be_whole(self._structure.list_sources(tensor), reason)
+            self.let_lists_be_whole(self.structure.list_sources(tensor), reason)
 
     def _let_all_be_whole(self, reason: str) -> NoReturn:
         if not self._has_lists:

@@ -182,18 +182,19 @@ class Copied:
         """
         written: dict[loops.Context | tf.Operation, dict[tf.Operation, None]]
         written = collections.defaultdict(dict)
-        exits: dict[loops.Context, list[tf.Operation]] = collections.defaultdict(list)
+        exits: dict[loops.Context | tf.Operation, list[tf.Operation]]
+        exits = collections.defaultdict(list)
         for op in self._mirrored.writes:
-            root = self._structure.root(op)
+            where = self._structure.root(op) or op
             if not effects.changes_state(op):
-                exits[root].append(op)
+                exits[where].append(op)
             elif not self._mirrored.is_repeated(op):
                 handles = [each for each in mirroring.handles_of(op) if each in self.holders]
-                written[root or op].update(dict.fromkeys(handles))
+                written[where].update(dict.fromkeys(handles))
         found = {}
-        for where, handles in written.items():
+        for where, of_copies in written.items():
             ops = (where,) if isinstance(where, tf.Operation) else tuple(exits[where])
-            found.update(dict.fromkeys(ops, (ops, tuple(handles))))
+            found.update(dict.fromkeys(ops, (ops, tuple(of_copies))))
         return found
 
     def followed(self, op: tf.Operation) -> list[str]:

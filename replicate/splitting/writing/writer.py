@@ -352,7 +352,7 @@ class Writer:
     def _split_of(self, op: tf.Operation) -> states.Split:
         """Returns how an operation's copies are made, those of sizes too."""
         how = self.analysis.how[op]
-        if how is not SIZE:
+        if isinstance(how, states.Split):
             return how
         wants: list[states.View] = []
         for tensor in op.inputs:
