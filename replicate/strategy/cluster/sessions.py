@@ -63,11 +63,14 @@ class _Scaffold(tf1.train.Scaffold):
         ready = None if joined.workers.is_first else tf.constant([], tf.string)
         super().__init__(copy_from_scaffold=inner, ready_for_local_init_op=ready)
 
+    def built(self) -> manifest.Manifest:
+        """Returns what this task was given, and has built."""
+        return manifest.of(self._joined.compared, self._joined.workers)
+
     def finalize(self) -> "_Scaffold":
         """See base class; once for each session that is made."""
         self._sessions += 1
-        if not self._built:  # before there is what tasks do not have alike
-            self._built = manifest.of(self._joined.compared, self._joined.workers)
+        self._built = self._built or self.built()  # before there is what tasks do not have alike
         with self._making(self._sessions, self._built) as operations:
             if self._sessions == 1:
                 local: tf.Operation | None = self._local_init_op
