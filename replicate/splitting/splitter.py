@@ -18,16 +18,8 @@ from replicate.splitting.inference.extents import Extent
 from replicate.splitting.lowering import batch_norm, branches, functions, reads
 from replicate.splitting.states import Space
 from replicate.splitting.structure import effects, loops, order
-from replicate.splitting.structure.nodes import (
-    Changes,
-    Made,
-    Moved,
-    Nodes,
-    Waited,
-    fetch_moved,
-    moved_to,
-    resolved,
-)
+from replicate.splitting.structure.nodes import Changes, Made, Nodes, Waited, resolved
+from replicate.splitting.structure.replacing import Moved, fetch_moved, moved_to
 from replicate.splitting.writing import (
     copied,
     inputs,

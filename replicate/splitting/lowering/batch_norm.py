@@ -20,8 +20,8 @@ import contextlib
 from collections.abc import Collection
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.structure import nodes
-from replicate.splitting.structure.nodes import Moved
+from replicate.splitting.structure import replacing
+from replicate.splitting.structure.replacing import Moved
 
 _FORWARD = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _BACKWARD = ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
@@ -54,12 +54,12 @@ def lower(graph: tf.Graph, ops: Collection[tf.Operation]) -> Moved:
         if op.type in _FORWARD:
             with _written_for(op):
                 moments[op], outputs = _forward(op)
-            moved |= nodes.replace(op, outputs)
+            moved |= replacing.replace(op, outputs)
     for op in fused:
         if op.type in _BACKWARD and _is_of_training(op):
             with _written_for(op):
                 outputs = _backward(op, moments.get(_before_identities(op.inputs[3]).op))
-            moved |= nodes.replace(op, outputs)
+            moved |= replacing.replace(op, outputs)
     return moved
 
 
@@ -190,7 +190,7 @@ def _source(reserved: tf.Tensor, n: int) -> tf.Operation | None:
 def _written_for(op: tf.Operation) -> contextlib.AbstractContextManager[None]:
     """Makes operations like another one: on its device, in its branch, after what it waits for."""
     context = op._get_control_flow_context()
-    return nodes.written(f"{op.name}/split/", op.graph, op.device, context, _awaited(op))
+    return replacing.written(f"{op.name}/split/", op.graph, op.device, context, _awaited(op))
 
 
 def _awaited(op: tf.Operation) -> list[tf.Operation]:

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.splitting.structure import effects, kinds, nodes
-from replicate.splitting.structure.nodes import Moved
+from replicate.splitting.structure import effects, kinds, replacing
+from replicate.splitting.structure.replacing import Moved
 
 _LIVING = (*kinds.MERGES, "ControlTrigger")  # run, whatever they wait for
 
@@ -98,9 +98,9 @@ def take(graph: tf.Graph, known: Known) -> Moved:
             waits.append(old.op.inputs[1].op)
         moved[old.ref()] = _in_place(old, new, waits)
     for old, _ in pairs:
-        new = nodes.moved_to(moved, old)
-        nodes.read_instead(old.consumers(), old, new)
-        nodes.wait_instead(old.op._control_outputs, old.op, [new.op])
+        new = replacing.moved_to(moved, old)
+        replacing.read_instead(old.consumers(), old, new)
+        replacing.wait_instead(old.op._control_outputs, old.op, [new.op])
     return moved
 
 
@@ -167,5 +167,5 @@ def _in_place(old: tf.Tensor, new: tf.Tensor, waits: Sequence[tf.Operation]) -> 
     op = old.op
     if not waits and op.graph.is_fetchable(new.op):
         return new
-    with nodes.written("taken", op.graph, op.device, op._get_control_flow_context(), waits):
+    with replacing.written("taken", op.graph, op.device, op._get_control_flow_context(), waits):
         return tf.identity(new)

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
 from replicate.splitting.lowering import branches
-from replicate.splitting.structure import definitions, effects, kinds, loops, nodes, order
-from replicate.splitting.structure.nodes import Moved, Nodes, Reference, Waited, output, resolved
+from replicate.splitting.structure import definitions, effects, kinds, loops, order, replacing
+from replicate.splitting.structure.nodes import Nodes, Reference, Waited, output, resolved
+from replicate.splitting.structure.replacing import Moved
 
 _OF_FUNCTIONS = ("_class", "_output_shapes", "_xla_compile_id")
 
@@ -121,14 +122,17 @@ class _Lowering:
         """Writes operations, and lets others read them; see `lower`."""
         for op in ops:
             self._written[op] = self._write(op)
-        made = self._nodes.write(self._contexts)
+        made = self._nodes.write()
+        for name, context in self._contexts.items():
+            if context is not None:
+                made[name]._set_control_flow_context(context)
         outputs = {op: [resolved(each, made) for each in self._written[op]] for op in ops}
         moved: Moved = {}
         for op in ops:
             for old, new in zip(op.outputs, outputs[op], strict=True):
                 if new.dtype not in kinds.HANDLES:
                     new.set_shape(old.shape)
-            moved |= nodes.replace(op, outputs[op])
+            moved |= replacing.replace(op, outputs[op])
         return moved
 
     def _write(self, op: tf.Operation) -> list[Reference]:
@@ -179,7 +183,7 @@ class _Lowering:
         self, node: tf1.NodeDef, inputs: Sequence[Reference], name: str, place: _Place
     ) -> list[Reference]:
         """Each input goes to the branch that runs; in the other one nothing has a value."""
-        inside = _Place(nodes.Context(place.context, None), place.device)
+        inside = _Place(replacing.Context(place.context, None), place.device)
         which, *values = inputs
 
         def switch(label: str, value: Reference, dtype: tf.DType) -> str:
@@ -200,7 +204,7 @@ class _Lowering:
             arguments = [output(value, n) for value in switched]
             function = node.attr[branch].func.name
             # NOTE: branches are two contexts: what one of them makes the other cannot read.
-            where = inside._replace(context=nodes.Context(place.context, None), pivot=(pivot,))
+            where = inside._replace(context=replacing.Context(place.context, None), pivot=(pivot,))
             results.append(self._inline(function, arguments, f"{name}/{label}", where))
         return [
             self._add("Merge", pair, f"{name}/merge_{n}", place, T=dtype, N=2)
@@ -212,7 +216,7 @@ class _Lowering:
     ) -> list[Reference]:
         """What a body returns unchanged enters as a constant, the rest goes round."""
         parallel = node.attr["parallel_iterations"].i or 10
-        inside = _Place(nodes.Context(place.context, parallel), place.device)
+        inside = _Place(replacing.Context(place.context, parallel), place.device)
         types, body = _types(node, "T"), node.attr["body"].func.name
         fixed = self._fixed(body)
         turning = [n for n in range(len(inputs)) if n not in fixed]

@@ -23,7 +23,7 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting.lowering import functions
-from replicate.splitting.structure import definitions, kinds, loops, nodes
+from replicate.splitting.structure import definitions, kinds, loops, nodes, replacing
 
 _STATELESS = {
     "RandomStandardNormal": "StatelessRandomNormalV2",
@@ -83,11 +83,11 @@ class RandomStates:
             still = [op for op in found if op.type in _DRAWS]
             still += _drawing_calls(graph, found)
             self.left = {op.name for op in still} - self.names
-        nodes.fetch_moved(graph, self._moved)
+        replacing.fetch_moved(graph, self._moved)
 
     def moved(self, fetch: types.Fetch) -> types.Fetch:
         """Returns the tensor that stands for one, or what is given where nothing does."""
-        return nodes.moved_to(self._moved, fetch)
+        return replacing.moved_to(self._moved, fetch)
 
     def read(self, session: tf1.Session) -> dict[str, int]:
         """Returns how many numbers each operation has drawn, by the operations' names."""
@@ -117,7 +117,7 @@ class RandomStates:
             seed, seed2 = _seeds(op)
             self._keys[op.name] = seed2, seed
             variables.append(_variable(f"random_state_{number}", op.device))
-            self._moved |= nodes.replace(op, [_draw(op, variables[-1])])
+            self._moved |= replacing.replace(op, [_draw(op, variables[-1])])
         self._read = [variable.read_value() for variable in variables]
         self._given = tf1.placeholder(tf.int64, [len(drawing), _NUMBERS])
         self._written = tf1.group(
@@ -178,7 +178,7 @@ def _draw(op: tf.Operation, variable: tf.Variable) -> tf.Tensor:
     made_by = variable.handle.op
     names = {name: made_by.get_attr(name).decode() for name in ("container", "shared_name")}
     with (
-        nodes.written("random_states", op.graph, op.device, context),
+        replacing.written("random_states", op.graph, op.device, context),
         tf.control_dependencies([shape]),
     ):
         with tf.device(_host(op.device)):

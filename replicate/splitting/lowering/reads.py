@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
-from replicate.splitting.structure import effects, kinds, loops, nodes
-from replicate.splitting.structure.nodes import Moved
+from replicate.splitting.structure import effects, kinds, loops, nodes, replacing
+from replicate.splitting.structure.replacing import Moved
 
 _READS = ("ReadVariableOp", "VarIsInitializedOp", "VariableShape")
 _LOOKUPS = {"ResourceGather": "GatherV2", "ResourceGatherNd": "GatherNd"}
@@ -157,8 +157,8 @@ class _Reads:
         if key not in self._made:
             made_by = operations.made_by(handle)
             device = "" if made_by is None else made_by.device
-            with nodes.written("read_before", self._graph, device, outside, waits):
-                self._made[key] = nodes.create(kind, [handle], [dtype], attributes)[0]
+            with replacing.written("read_before", self._graph, device, outside, waits):
+                self._made[key] = replacing.create(kind, [handle], [dtype], attributes)[0]
         return self._made[key]
 
     def _pass(self, value: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
@@ -167,13 +167,13 @@ class _Reads:
         dtypes = [value.dtype] * len(op.outputs)
         with self._written(op):
             inputs = [value, *op.inputs[1:]]
-            made = nodes.create(op.type, inputs, dtypes, {**attributes, "T": value.dtype})
+            made = replacing.create(op.type, inputs, dtypes, {**attributes, "T": value.dtype})
         return made[tensor.value_index]
 
     def _written(self, op: tf.Operation) -> contextlib.AbstractContextManager[None]:
         context = op._get_control_flow_context()
         device = self._devices[loops.Structure.own_loop(op)]
-        return nodes.written("read_before", self._graph, device, context, op.control_inputs)
+        return replacing.written("read_before", self._graph, device, context, op.control_inputs)
 
 
 def _move(old: tf.Tensor, new: tf.Tensor) -> None:
@@ -183,8 +183,8 @@ def _move(old: tf.Tensor, new: tf.Tensor) -> None:
     """
     pivots = old.op.control_inputs
     users = list(old.consumers())
-    nodes.read_instead(users, old, new)
+    replacing.read_instead(users, old, new)
     for user in users:
         if not user.control_inputs and all(each.op.type == "Enter" for each in user.inputs):
             user._add_control_inputs(pivots)
-    nodes.wait_instead(old.op._control_outputs, old.op, [new.op])
+    replacing.wait_instead(old.op._control_outputs, old.op, [new.op])

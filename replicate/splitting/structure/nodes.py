@@ -4,15 +4,13 @@ Adding a thousand operations one by one takes Python most of a second; the impor
 together.
 """
 
-import contextlib
 import dataclasses
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from replicate.compat import graphs, importing
+from replicate.compat import importing
 from replicate.compat.tensorflow import tf, tf1
 
 Reference: TypeAlias = str | tf.Tensor
@@ -26,9 +24,6 @@ Maker: TypeAlias = str | tf.Operation
 
 Made: TypeAlias = Mapping[str, Any]
 """New operations of a graph by their names, and tensors by the names of sums."""
-
-Moved: TypeAlias = dict[Any, tf.Tensor]
-"""Tensors by the `ref()` of those that they replace."""
 
 Attributes: TypeAlias = Mapping[str, Any]
 """Attributes of an operation by their names."""
@@ -233,14 +228,8 @@ class Nodes:
         """Removes an operation."""
         del self.by_name[name]
 
-    def write(
-        self, contexts: Mapping[str, Any] = types.MappingProxyType({})
-    ) -> dict[str, tf.Operation]:
-        """Adds all operations to the graph; returns them by their names.
-
-        Args:
-            contexts: The loops and branches that operations are in, by the names of these.
-        """
+    def write(self) -> dict[str, tf.Operation]:
+        """Adds all operations to the graph; returns them by their names."""
         definition = tf1.GraphDef()
         definition.versions.CopyFrom(self.graph.graph_def_versions)
         shared: dict[int, tf1.NodeDef] = {}
@@ -259,11 +248,7 @@ class Nodes:
                     known[key] = attribute(node.shapes)
                 made.attr[_SHAPES].CopyFrom(known[key])
         with self.graph.as_default():
-            made = importing.add(definition, self.tensors, self._waits)
-        for name, context in contexts.items():
-            if context is not None:
-                made[name]._set_control_flow_context(context)
-        return made
+            return importing.add(definition, self.tensors, self._waits)
 
 
 def shapes_of(op: tf.Operation) -> Shapes:
@@ -334,129 +319,6 @@ def resolved(reference: Waited, made: Made) -> tf.Tensor | tf.Operation:
     name, _, index = reference.partition(":")
     found = made[name]
     return found.outputs[int(index or 0)] if isinstance(found, tf.Operation) else found
-
-
-class Context:
-    """The loop or the branches that operations belong to, as TensorFlow asks for them.
-
-    NOTE: it must be in no collection, since contexts in collections are exported with a graph.
-
-    Args:
-        outer_context: What the loop or the branches are in, if in anything.
-        parallel_iterations: How many turns of a loop may run at a time; None for branches.
-
-    Attributes:
-        made: What was made while this was the graph's context.
-    """
-
-    def __init__(self, outer_context: Any, parallel_iterations: int | None):
-        self.outer_context = outer_context
-        self.parallel_iterations = parallel_iterations
-        self.made: list[tf.Operation] = []
-
-    def IsWhileContext(self) -> bool:  # noqa: N802  TensorFlow's name
-        """Whether this is a loop."""
-        return self.parallel_iterations is not None
-
-    def IsCondContext(self) -> bool:  # noqa: N802  TensorFlow's name
-        """Whether these are branches."""
-        return self.parallel_iterations is None
-
-    def AddOp(self, op: tf.Operation) -> None:  # noqa: N802  TensorFlow's name
-        """Notes an operation that is made inside."""
-        self.made.append(op)
-
-    def IsXLAContext(self) -> bool:  # noqa: N802  TensorFlow's name
-        """Whether XLA compiles what is inside: no."""
-        return False
-
-
-@contextlib.contextmanager
-def written(
-    name: str,
-    graph: tf.Graph,
-    device: str,
-    context: Any = None,
-    controls: Sequence[tf.Operation] = (),
-) -> Iterator[None]:
-    """Makes operations that stand for others, in the graph.
-
-    Args:
-        name: Of their scope.
-        graph: The graph.
-        device: Where they are.
-        context: The loop or branch that they are in. Operations without inputs are in it if they
-            wait for something that is: see `tf.control_dependencies`.
-        controls: What they wait for.
-    """
-    inside = Context(context, None)
-    with graph.as_default(), graphs.alone(graph), graph.device(None), graph.device(device):
-        graph._set_control_flow_context(inside)
-        with graph.name_scope(None), graph.name_scope(name):
-            yield
-    for op in inside.made:
-        is_inside = bool(op.inputs or op.control_inputs)  # other constants need not be in a branch
-        op._set_control_flow_context(context if is_inside else None)
-        op._add_control_inputs(list(controls) if is_inside else [])
-
-
-def create(
-    type: str, inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], attributes: Attributes
-) -> Sequence[tf.Tensor]:
-    """Adds an operation to the current graph; returns its outputs, of dtypes."""
-    made = {key: attribute(value) for key, value in attributes.items()}
-    graph = tf1.get_default_graph()
-    return graph.create_op(type, list(inputs), list(dtypes), attrs=made).outputs
-
-
-def replace(op: tf.Operation, outputs: Sequence[tf.Tensor]) -> Moved:
-    """Lets whatever reads an operation, or waits for it, read or wait for new ones.
-
-    Returns:
-        The new tensors, by the `ref()` of those that they stand for.
-    """
-    pairs = list(zip(op.outputs, outputs, strict=False))
-    for old, new in pairs:
-        read_instead(old.consumers(), old, new)
-    wait_instead(op._control_outputs, op, [new.op for new in outputs])
-    return {old.ref(): new for old, new in pairs}
-
-
-def read_instead(users: Iterable[tf.Operation], old: tf.Tensor, new: tf.Tensor) -> None:
-    """Lets operations of the graph read a tensor in place of another one."""
-    for user in list(users):
-        for n, tensor in enumerate(user.inputs):
-            if tensor is old:
-                user._update_input(n, new)
-
-
-def wait_instead(
-    users: Iterable[tf.Operation], old: tf.Operation, new: Sequence[tf.Operation]
-) -> None:
-    """Lets operations of the graph wait for others in place of one."""
-    for user in list(users):
-        waits = [waited for waited in user.control_inputs if waited is not old]
-        user._remove_all_control_inputs()
-        user._add_control_inputs([*waits, *new])
-
-
-def moved_to(moved: Moved, fetch: Any) -> Any:
-    """Returns the tensor that stands for one, or what is given where nothing does."""
-    while isinstance(fetch, tf.Tensor) and fetch.ref() in moved:
-        fetch = moved[fetch.ref()]
-    return fetch
-
-
-def fetch_moved(graph: tf.Graph, moved: Moved) -> None:
-    """Lets sessions fetch and feed what stands for a tensor, be they given that or its name."""
-    if not moved:
-        return
-    find = graph.as_graph_element
-
-    def found(obj: Any, allow_tensor: bool = True, allow_operation: bool = True) -> Any:
-        return moved_to(moved, find(obj, allow_tensor, allow_operation))
-
-    graph.as_graph_element = found
 
 
 def attribute(value: Any) -> tf1.AttrValue:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
 from replicate.splitting.states import COPIED, FLOW, SUM, ListOf, RowNumbers, Rows, Space
-from replicate.splitting.structure import kinds, loops, nodes
+from replicate.splitting.structure import kinds, loops, nodes, replacing
 from replicate.splitting.writing import writer as writers
 
 
@@ -60,13 +60,13 @@ def repoint(joins: list[Join], written: writers.Writer, made: nodes.Made) -> Non
     for tensor, users, reference in joins:
         whole = nodes.resolved(reference, made)
         whole.set_shape(tensor.shape)
-        nodes.read_instead(users, tensor, whole)
+        replacing.read_instead(users, tensor, whole)
     reads = [op for op in written.nodes.graph.get_operations() if op.type == "ReadVariableOp"]
     values = [op.outputs[0] for op in reads if _is_plain(op, written.structure)]
     of_step = {_read_by(value): value for value in values if value.op in written.run_whole}
     for value in values:
         if value.op not in written.run_whole and _read_by(value) in of_step:
-            nodes.read_instead(value.consumers(), value, of_step[_read_by(value)])
+            replacing.read_instead(value.consumers(), value, of_step[_read_by(value)])
 
 
 def _makes_its_own(op: tf.Operation, analysis: analyses.Analysis) -> bool:
