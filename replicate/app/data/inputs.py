@@ -42,16 +42,7 @@ def input_fn(
     task: clusters.Cluster = clusters.ALONE,
     position: positions.Position = positions.FIRST,
 ) -> InputFn:
-    """Returns an Estimator input_fn; see `batches`.
-
-    Args:
-        source: The input as the config has it.
-        key: Its key in the config, for error texts.
-        mode: One of `ModeKeys`, for functions that name it.
-        params: The model_fn's params, for functions that name them.
-        task: Which worker's part of each batch is wanted.
-        position: Where in the data to begin.
-    """
+    """Returns an Estimator input_fn, which begins at a position; see `batches`."""
     make = batches(source, key, mode, params, task)
     return lambda: make(position)
 
@@ -210,9 +201,21 @@ def _stream(
     def rows(seed: tf.Tensor | None) -> tf.data.Dataset:
         return tf.data.Dataset.from_generator(pieces, output_signature=specs).unbatch()
 
+    return _of_rows(source, task, rows, part, cached)
+
+
+def _of_rows(
+    source: input_config.Input,
+    task: clusters.Cluster,
+    rows: positions.Rows,
+    finished: Callable[[Any], types.Nest],
+    cached: positions.Change | None,
+) -> Batches:
+    """Returns what makes batches of a stream of rows; each batch is finished by a function."""
+
     def make(position: positions.Position) -> tf.data.Dataset:
         found = positions.of_rows(position, source, rows, _buffer(source), cached=cached)
-        return _ahead(own_part(found, task).map(part), source)
+        return _ahead(own_part(found, task).map(finished), source)
 
     return make
 
@@ -268,11 +271,7 @@ def _of_records(
         features = {name: features[name] for name in source.features if name in features}
         return features if label is None else (features, label)
 
-    def make(position: positions.Position) -> tf.data.Dataset:
-        found = positions.of_rows(position, source, rows, _buffer(source), cached=cached)
-        return _ahead(own_part(found, task).map(parse), source)
-
-    return make
+    return _of_rows(source, task, rows, parse, cached)
 
 
 def _records(
