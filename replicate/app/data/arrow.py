@@ -169,25 +169,19 @@ def _kept(batch: Any, is_wanted: IsWanted, text_of: Callable[[Any], str]) -> Any
     return batch.filter(pyarrow.array(wanted, pyarrow.bool_()))
 
 
-def names_in(path: str, key: str) -> set[str]:
-    """Returns the columns of a Parquet file.
-
-    Raises:
-        RunError: If it is none.
-    """
-    with _opened_parquet(path, key) as file:
-        return set(file.schema_arrow.names)
-
-
 def shapes_in(path: str, names: Iterable[str], key: str) -> dict[str, list[int | None]]:
-    """Returns the shape of a row in columns of a Parquet file, as of its first rows, if any.
+    """Returns the shape of a row in the columns that a Parquet file has, as of its first rows.
 
     No value is converted. A size is None where lists differ in length.
+
+    Raises:
+        RunError: If it is no such file.
     """
     with _opened_parquet(path, key) as file:
-        for batch in file.iter_batches(_PIECE, columns=list(names)):
+        there = [name for name in names if name in file.schema_arrow.names]
+        for batch in file.iter_batches(_PIECE, columns=there):
             if batch.num_rows:
-                known = {name: _flat(batch.column(name))[0] for name in names}
+                known = {name: _flat(batch.column(name))[0] for name in there}
                 return {
                     name: [one[0] if len(one) == 1 else None for one in levels]
                     for name, levels in known.items()

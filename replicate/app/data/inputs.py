@@ -104,8 +104,7 @@ def columns_of(source: input_config.Input, key: str) -> dict[str, tf.TypeSpec]:
             from replicate.app.data import arrow  # for a table alone: see there
 
             paths = files.expanded(source.file, key)
-            there = specs.keys() & set.intersection(*(arrow.names_in(one, key) for one in paths))
-            known = (arrow.shapes_in(path, there, key) for path in paths)
+            known = (arrow.shapes_in(path, specs, key) for path in paths)
             shapes = next(filter(None, known), {})
             specs |= {n: tf.TensorSpec([None, *shapes[n]], specs[n].dtype) for n in shapes}
         return specs
