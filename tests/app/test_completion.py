@@ -1,6 +1,5 @@
 """Command lines are completed as shells ask for it, quickly and without TensorFlow."""
 
-import argparse
 import os
 import pathlib
 import shutil
@@ -18,41 +17,33 @@ STEPS = ("runs/a/model.ckpt-100.index", "runs/a/model.ckpt-90.index")
 BEST = "elsewhere/best/model.ckpt-90.index"
 HEAVY = ("tensorflow", "numpy", "pydantic")
 
-# Tells on stderr, which the shell never shows, what was imported.
+# Asks as a shell's script does, whose form differs among versions of click; tells what it imported.
 ANSWER = f"""
-import os, sys
-from replicate.app.command import cli
-end = os._exit
-os._exit = lambda code: (os.write(2, repr([m for m in {HEAVY!r} if m in sys.modules]).encode()),
-                         end(code))
-cli.main([])
+import sys
+from click import shell_completion
+from replicate.app.command import cli, command_line
+asked = shell_completion.FishComplete(command_line.whole_line, {{}}, "replicate", "")
+words = sys.argv[1].split(" ")
+for one in asked.get_completions(words[1:-1], words[-1]):
+    print(one.value if one.type == "plain" else one.type)
+sys.stderr.write(repr([m for m in {HEAVY!r} if m in sys.modules]))
 """
 
 
 def completed(line, folder, imported=()):
-    """Returns what a shell gets to show for a line, in bash's way; says what it may import."""
-    answer = folder / "answer"
+    """Returns what a shell gets to show for a line; says what may be imported.
+
+    What the shell is to complete by itself is shown as `file` or `dir`.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", ANSWER],
+        [sys.executable, "-c", ANSWER, line],
         cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(TOP),
-            "_ARGCOMPLETE": "1",
-            "_ARGCOMPLETE_IFS": "\n",
-            "_ARGCOMPLETE_SHELL": "fish",  # which breaks no words at = or :
-            "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
-            "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
-            "COMP_LINE": line,
-            "COMP_POINT": str(len(line)),
-        },
+        env={**os.environ, "PYTHONPATH": str(TOP)},
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", repr([*imported]))
-    found = [one.partition("\t")[0] for one in answer.read_text().split("\n")]
-    answer.unlink()
-    return [one.strip() for one in found if one]
+    assert (done.returncode, done.stderr) == (0, repr([*imported]))
+    return done.stdout.splitlines()
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -75,8 +66,8 @@ def make_folder(tmp_path_factory):
     [
         ("replicate tr", ["train"]),
         ("replicate --ver", ["--version"]),
-        ("replicate train ", ["a.yaml", "b.yml", "configs/", "elsewhere/", "runs/"]),
-        ("replicate train configs/", ["configs/d.yaml"]),
+        ("replicate train ", ["file"]),
+        ("replicate train configs/", ["file"]),
         ("replicate train a.yaml --pri", ["--print-config"]),
         ("replicate train a.yaml --fr", ["--fresh"]),
         ("replicate launch a.yaml --wor", ["--workers"]),
@@ -91,22 +82,23 @@ def make_folder(tmp_path_factory):
         ("replicate train a.yaml --set strategy=mi", ["strategy=mirrored"]),
         ("replicate train a.yaml --train.step", ["--train.steps"]),
         ("replicate train a.yaml --export.towers ", ["merged", "one"]),
-        ("replicate train --train.steps 10 a", ["a.yaml"]),
-        ("replicate evaluate a.yaml --model-dir c", ["configs/"]),
+        ("replicate train --train.steps 10 a", ["file"]),
+        ("replicate evaluate a.yaml --model-dir c", ["dir"]),
         ("replicate train a.yaml --se", ["--seed", "--set"]),
-        ("replicate train a.yaml --strategy=mi", ["--strategy=mirrored"]),
+        ("replicate train a.yaml --strategy=mi", ["mirrored"]),
         (
             "replicate evaluate a.yaml --checkpoint ",
-            ["100", "90", "configs/", "elsewhere/", "runs/"],
+            ["100", "90"],
         ),
         (
             "replicate evaluate b.yml --checkpoint ",
-            ["best", "configs/", "elsewhere/", "runs/"],
+            ["best"],
         ),
         ("replicate average a.yaml --checkpoints 90,1", ["90,100"]),
         ("replicate export a.yaml --model-dir runs/a --checkpoint 1", ["100"]),
-        ("replicate describe a.yaml --png ", ["configs/", "elsewhere/", "old.png", "runs/"]),
-        ("replicate plot ", ["configs/", "elsewhere/", "runs/"]),
+        ("replicate export a.yaml --checkpoint c", ["dir"]),
+        ("replicate describe a.yaml --png ", ["file"]),
+        ("replicate plot ", ["dir"]),
         ("replicate completion z", ["zsh"]),
     ],
 )
@@ -165,8 +157,8 @@ def test_a_label_is_a_column_of_the_data_on_the_line(folder, tmp_path):
     (tmp_path / "d.csv").write_text("age;rent;rooms\n1;2;3\n")
     line = f"replicate init mine:model {tmp_path / 'd.csv'} --label r"
     assert completed(line, folder, ("numpy", "pydantic")) == ["rent", "rooms"]
-    found = argparse.Namespace(data=str(tmp_path / "none.csv"))
-    assert completion.labels("", found) == []
+    line = line.replace("d.csv", "none.csv")
+    assert completed(line, folder, ("numpy", "pydantic")) == []
 
 
 def test_keys_are_those_of_a_config():
@@ -185,7 +177,7 @@ def test_keys_are_those_of_a_config():
 
 @pytest.mark.parametrize(
     ("shell", "text"),
-    [("bash", "complete -o"), ("zsh", "compdef"), ("fish", "complete --command replicate")],
+    [("bash", "complete -o"), ("zsh", "compdef"), ("fish", "--command replicate")],
 )
 def test_each_shell_has_its_script(capsys, shell, text):
     assert cli.main(["completion", shell]) == 0
@@ -199,17 +191,20 @@ def test_an_unknown_shell_is_bad_usage(capsys):
 
 BASH = """
 eval "$(replicate completion bash)"
-COMP_LINE="replicate train a.yaml --set strategy=mi"; COMP_POINT=${#COMP_LINE}
-COMP_WORDS=(replicate train a.yaml --set strategy = mi); COMP_CWORD=6; COMP_TYPE=9
-_python_argcomplete replicate mi =
+COMP_WORDS=(replicate train a.yaml --set strategy = mi); COMP_CWORD=6
+_replicate_completion replicate mi =
+COMP_WORDS=(replicate train a.yaml --strategy = mi); COMP_CWORD=5
+_replicate_completion replicate mi =
+COMP_WORDS=(replicate init mine : m); COMP_CWORD=4
+_replicate_completion replicate m :
 echo "${COMPREPLY[@]}"
-"""  # which has broken the word at =
+"""  # which has broken the word at = and :
 ZSH = """
 compdef() {}
-_describe() { print -l -- ${(P)2} }
+compadd() { print -l -- ${(P)5} }
 eval "$(replicate completion zsh)"
-words=(replicate); BUFFER="replicate train a.yaml --set strategy=mi"; CURSOR=${#BUFFER}
-_python_argcomplete
+words=(replicate train a.yaml --set strategy=mi); CURRENT=5
+_replicate_completion
 """
 FISH = """
 replicate completion fish | source
@@ -220,8 +215,8 @@ complete -C "replicate train a.yaml --set strategy=mi"
 @pytest.mark.parametrize(
     ("shell", "asked", "shown"),
     [
-        ("bash", BASH, "mirrored"),
-        ("zsh", ZSH, "strategy=mirrored:"),  # no description behind the colon
+        ("bash", BASH, "mirrored mirrored model"),
+        ("zsh", ZSH, "strategy=mirrored"),
         ("fish", FISH, "strategy=mirrored"),
     ],
 )

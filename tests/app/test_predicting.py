@@ -113,7 +113,7 @@ def test_records_need_no_label_either(folder, capsys, tmp_path):
         (["c.bin"], 1, "FILE: c.bin:1: must be UTF-8 text"),
         (["d.npz"], 2, "of which csv reads files; it is npz. Add predict.input"),
         (["new.csv", "--train.input=a:b"], 2, "of which none reads files; it is csv"),
-        (["new.csv", "more.csv"], 2, "unrecognized arguments: more.csv"),
+        (["new.csv", "more.csv"], 2, "Got unexpected extra argument (more.csv)"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_told(folder, capsys, options, code, text):

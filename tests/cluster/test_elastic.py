@@ -208,10 +208,10 @@ def test_a_script_goes_on_with_those_left_by_itself(folder, capfd):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["2:1"], "must be N or MIN:MAX, MIN at most MAX, got '2:1'"),
-        (["0:2"], "must be a whole number of at least 1, got '0'"),
-        (["2:"], "must be a whole number of at least 1, got ''"),
-        (["1:2:3"], "must be a whole number of at least 1, got '2:3'"),
+        (["2:1"], "or MIN:MAX, MIN at most MAX, got '2:1'"),
+        (["0:2"], "must be a whole number of at least 1, or MIN:MAX, MIN at most MAX, got '0:2'"),
+        (["2:"], "or MIN:MAX, MIN at most MAX, got '2:'"),
+        (["1:2:3"], "or MIN:MAX, MIN at most MAX, got '1:2:3'"),
         (["1:2", "--ps", "1"], "--workers: must be a number beside --ps, got 1:2"),
     ],
 )

@@ -4,17 +4,17 @@ What reads configs is imported when there is a command to run, TensorFlow only f
 run a model.
 """
 
-import argparse
 import contextlib
 import importlib
 import os
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate import errors, messages
 from replicate.app.cluster import lifeline
-from replicate.app.command import command_line, completion
+from replicate.app.command import command_line
 from replicate.app.console import failures, interrupts, streams
 
 _RAN, _FAILED, _BAD_USAGE = 0, 1, 2  # exit codes, with interrupts.INTERRUPTED
@@ -34,11 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launcher = lifeline.attached()
     try:
         with interrupts.at_once():
-            parser, by_name = command_line.parser()
-            if completion.is_asked():
-                completion.answer(parser, by_name)
             streams.spell_out(sys.stdout, sys.stderr)
-            options = command_line.parse(parser, given)
+            options = command_line.parse(given)
     except errors.ConfigError as e:
         return _fail(e, _BAD_USAGE)
     except SystemExit as e:
@@ -75,7 +72,7 @@ def _fail(error: BaseException, code: int) -> int:
 
 
 def _run(
-    options: argparse.Namespace, line: Sequence[str], launcher: lifeline.Lifeline | None
+    options: types.SimpleNamespace, line: Sequence[str], launcher: lifeline.Lifeline | None
 ) -> int:
     """Reads the configs, all of them before any fault is reported, and runs the command."""
     messages.show_progress(not getattr(options, "quiet", False))

@@ -1,17 +1,20 @@
 """Completion of command lines in bash, zsh and fish; imports neither TensorFlow nor pydantic.
 
-The shell asks `replicate` itself, with the line in its environment; argcomplete knows how. Only
-`--label` takes pydantic along, for it looks at the data as `replicate init` does.
+The shell asks `replicate` itself, with the line in its environment; click knows how. Only `--label`
+takes pydantic along, for it looks at the data as `replicate init` does.
 """
 
-import argparse
 import ast
 import contextlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import click
+from click import shell_completion
 
 from replicate import errors
 from replicate.app.config import catalog
@@ -20,69 +23,89 @@ SHELLS = ("bash", "zsh", "fish")
 _SCHEMA = Path(__file__).parents[1] / "config" / "config.schema.json"
 _MAX_DEPTH = 6  # of keys
 _MAX_MEANT = 3  # keys that an unknown option may mean
+_Item: TypeAlias = "shell_completion.CompletionItem[str]"
 
 
-def is_asked() -> bool:
-    """Whether a shell wants to know how a command line may go on."""
-    return "_ARGCOMPLETE" in os.environ
+class _Bash(shell_completion.BashComplete):
+    """Bash breaks words at = and :, and wants what is behind them alone."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """See base class."""
+        args, incomplete = super().get_completion_args()
+        words = re.sub(r" ?([=:]) ?", r"\1", "\n".join([*args, incomplete]).replace("\n", " "))
+        *args, whole = words.split(" ")
+        self._begun = whole[: len(whole) - len(re.split("[=:]", whole)[-1])]
+        return args, whole
+
+    def format_completion(self, item: _Item) -> str:
+        """See base class."""
+        return f"{item.type},{item.value.removeprefix(self._begun)}"
 
 
-def answer(
-    parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]
-) -> None:
-    """Tells the shell how the line may go on, and ends the process.
-
-    Args:
-        parser: Of the whole line. Its arguments may have a `completer`.
-        commands: The parsers of the commands. Those whose defaults have `takes_keys` take a
-            config's keys as options.
-    """
-    import argcomplete
-
-    line, point = os.environ.get("COMP_LINE", ""), int(os.environ.get("COMP_POINT", 0))
-    _, begun, _, words, _ = argcomplete.split_line(line, point)
-    is_begun = begun not in ("", "-", "--")
-    known = keys(_said(words) if is_begun else None)
-    sections = {key.rpartition(".")[0] for key in known}
-    for command in commands.values():
-        for key, values in known.items() if command.get_default("takes_keys") else ():
-            # A line may have them anywhere, but the many are shown when one is begun.
-            is_shown = is_begun and (values or key not in sections)
-            with contextlib.suppress(argparse.ArgumentError):  # an option of the command's own
-                shown = None if is_shown else argparse.SUPPRESS
-                option = command.add_argument(f"--{key}", help=shown)
-                complete(option, lambda prefix, values=values, **_: _values(prefix, values))
-    argcomplete.autocomplete(parser, always_complete_options=False)
+shell_completion.add_completion_class(_Bash)
 
 
-def complete(option: argparse.Action, completer: Callable[..., Iterable[str]]) -> None:
-    """Has argcomplete ask a function what an option's value may be."""
-    vars(option)["completer"] = completer
-
-
-def script(shell: str) -> str:
+def script(command: click.Command, shell: str) -> str:
     """Returns what a shell is to run, so that it asks."""
-    import argcomplete
+    made = shell_completion.get_completion_class(shell)
+    if made is None:
+        raise KeyError(shell)
+    return made(command, {}, "replicate", "_REPLICATE_COMPLETE").source()
 
-    return argcomplete.shellcode(["replicate"], shell=shell)
+
+def file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[_Item]:
+    """Completes a file, as the shell does."""
+    return [shell_completion.CompletionItem(incomplete, type="file")]
 
 
-def config_keys(prefix: str, **_: object) -> list[str]:
+def folder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[_Item]:
+    """Completes a folder, as the shell does."""
+    return [shell_completion.CompletionItem(incomplete, type="dir")]
+
+
+def key_options(line: Sequence[str]) -> list[click.Parameter]:
+    """Returns an option for each key of a config; of one on the line, those of its own kinds.
+
+    A section is none, if it is a mapping and nothing else.
+    """
+    known = keys(_said(line))
+    sections = {key.rpartition(".")[0] for key in known}
+    named = [(key, words) for key, words in known.items() if words or key not in sections]
+    return [
+        click.Option(
+            [f"key_{number}", f"--{key}"],
+            shell_complete=lambda ctx, param, begun, words=words: _values(begun, words),
+        )
+        for number, (key, words) in enumerate(named)
+    ]
+
+
+def config_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Completes `a.b=value`."""
     known = keys()
-    key, equals, begun = prefix.partition("=")
+    key, equals, begun = incomplete.partition("=")
     if equals:
         return [f"{key}={value}" for value in _values(begun, known.get(key, ()))]
-    return [f"{name}=" for name in known if name.startswith(prefix)]
+    return [f"{name}=" for name in known if name.startswith(incomplete)]
 
 
-def _values(begun: str, words: Sequence[str]) -> Sequence[str]:
+def _values(begun: str, words: Sequence[str]) -> list[str]:
     """Completes the value of a key that is one of some words, or a function."""
-    return words or (functions(begun) if ":" in begun else ())
+    found = words or (_functions(begun) if ":" in begun else ())
+    return [one for one in found if one.startswith(begun)]
 
 
-def functions(prefix: str, **_: object) -> list[str]:
+def function(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Completes `module:function`, of a module in the working directory."""
+    return _functions(incomplete)
+
+
+def file_or_function(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """Completes a file, or a function in its place."""
+    return _functions(incomplete) if ":" in incomplete else file(ctx, param, incomplete)
+
+
+def _functions(prefix: str) -> list[str]:
     module, colon, begun = prefix.partition(":")
     if not colon:
         return [f"{file.stem}:" for file in Path().glob("*.py") if file.stem.startswith(prefix)]
@@ -94,64 +117,32 @@ def functions(prefix: str, **_: object) -> list[str]:
     return [f"{module}:{name}" for name in names if name.startswith(begun) and name[0] != "_"]
 
 
-def data(prefix: str, **_: object) -> list[str]:
-    """Completes a file, or a function in its place."""
-    return [*_paths(prefix, ("",)), *functions(prefix)]
-
-
-def labels(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+def label(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Completes what may be the label: a column, array or feature of the data on the line."""
     from replicate.app.inspect import starter
 
     with contextlib.suppress(errors.ReplicateError):
-        found = starter.look(getattr(parsed_args, "data", None) or "").names
-        return [name for name in found if name.startswith(prefix)]
+        names = starter.look(ctx.params.get("data") or "").names
+        return [name for name in names if name.startswith(incomplete)]
     return []
 
 
-def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+def checkpoint(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
     """Completes which checkpoint: best, averaged, a step of the run, or a folder.
 
     Of several with commas between them it completes the last one.
     """
-    configs = getattr(parsed_args, "configs", None) or [""]
-    said = _said(configs) or {}
-    by_name = Path("runs", str(said.get("name", Path(configs[0]).stem)))
-    run = configs[0] if os.path.isdir(configs[0]) else said.get("model_dir")
-    place = getattr(parsed_args, "model_dir", None) or run or by_name
-    place = Path(str(place))
+    config = ctx.params.get("configs") or ""
+    said = _said([config]) or {}
+    by_name = Path("runs", str(said.get("name", Path(config).stem)))
+    run = config if os.path.isdir(config) else said.get("model_dir")
+    place = Path(str(ctx.params.get("model_dir") or run or by_name))
     steps = {file.stem.rpartition("-")[2] for file in place.glob("*ckpt-*.index")}
     words = [word for word in ("best", "averaged") if any(place.glob(f"{word}/*.index"))]
     words += sorted(filter(str.isdecimal, steps), key=int)
-    others, comma, begun = prefix.rpartition(",")
-    found = [word for word in words if word.startswith(begun)] + folders(begun)
-    return [others + comma + one for one in found]
-
-
-def folders(prefix: str, **_: object) -> list[str]:
-    """Completes a folder."""
-    return list(_paths(prefix, ()))
-
-
-def paths(*endings: str) -> Callable[..., list[str]]:
-    """Returns what completes a file with one of some endings."""
-    return lambda prefix, **_: list(_paths(prefix, endings))
-
-
-def _paths(prefix: str, endings: tuple[str, ...]) -> Iterator[str]:
-    folder, slash, start = prefix.rpartition("/")
-    place = os.path.expanduser(folder + slash) or "."
-    try:
-        entries = sorted(os.scandir(place), key=lambda entry: entry.name)
-    except OSError:
-        return
-    for entry in entries:
-        is_hidden = entry.name.startswith(".") and not start.startswith(".")
-        if entry.name.startswith(start) and not is_hidden:
-            if entry.is_dir():
-                yield f"{folder}{slash}{entry.name}/"
-            elif entry.name.endswith(endings) and endings:
-                yield f"{folder}{slash}{entry.name}"
+    others, comma, begun = incomplete.rpartition(",")
+    found = [others + comma + word for word in words if word.startswith(begun)]
+    return found or list(folder(ctx, param, incomplete))
 
 
 def _said(words: Iterable[str]) -> Mapping[str, Any] | None:
@@ -178,7 +169,8 @@ def meant(word: str, options: Collection[str]) -> list[str]:
     if not {*wanted} & {*options, *known.values()}:
         wanted = [types.nearest(word, [*options, *known, *known.values()])]
     near = [one.replace("_", "-") for one in options if one in wanted]
-    return near or [key for key, last in known.items() if {key, last} & {*wanted}][:_MAX_MEANT]
+    near = near or [key for key, last in known.items() if {key, last} & {*wanted}][:_MAX_MEANT]
+    return [f"--{one}" for one in near]
 
 
 def keys(said: Mapping[str, Any] | None = None) -> dict[str, tuple[str, ...]]:

@@ -1,10 +1,10 @@
 """A command as it was asked for: its options, its configs, where its result goes."""
 
-import argparse
 import contextlib
 import dataclasses
 import os
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
@@ -43,7 +43,7 @@ class Request:
         out: Where the result goes; with `--json` nobody else writes there.
     """
 
-    options: argparse.Namespace
+    options: types.SimpleNamespace
     line: Sequence[str]
     launcher: lifeline.Lifeline | None
     configs: Mapping[str, config.Config]
@@ -61,7 +61,7 @@ class Request:
         json_output.write(json_output.plain(value), self.out)
 
 
-def read_configs(options: argparse.Namespace) -> tuple[dict[str, config.Config], dict[str, str]]:
+def read_configs(options: types.SimpleNamespace) -> tuple[dict[str, config.Config], dict[str, str]]:
     """Returns the configs that can be read, and what is wrong with the others, by path."""
     found, faults = {}, {}
     for path in options.configs:
@@ -95,7 +95,7 @@ def _predicting(settings: config.Config, path: str) -> config.Config:
     return settings.model_copy(update={"predict": predict.model_copy(update={"input": source})})
 
 
-def _require_section(settings: config.Config, path: str, options: argparse.Namespace) -> None:
+def _require_section(settings: config.Config, path: str, options: types.SimpleNamespace) -> None:
     section = _SECTIONS.get(options.command)
     if section is None or getattr(settings, section) is not None:
         return
@@ -142,7 +142,9 @@ def print_configs(found: Iterable[config.Config], as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def surroundings(options: argparse.Namespace, configs: Iterable[config.Config]) -> Iterator[TextIO]:
+def surroundings(
+    options: types.SimpleNamespace, configs: Iterable[config.Config]
+) -> Iterator[TextIO]:
     """While entered, this process is as a command wants it.
 
     Modules beside the first config can be imported, where its functions are to be called, and
