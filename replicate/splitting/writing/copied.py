@@ -20,7 +20,9 @@ from replicate.splitting import mirrored as mirroring
 from replicate.splitting.states import COPIED, WHOLE
 from replicate.splitting.structure import definitions, effects, kinds, loops
 from replicate.splitting.structure.nodes import (
+    Attributes,
     Reference,
+    Shapes,
     Waited,
     attributes_of,
     output,
@@ -70,6 +72,7 @@ class Copied:
         self._devices = writer.devices
         self._later = range(1, len(writer.devices))
         self._asked: set[tuple[tf.Operation, int]] = set()
+        self._definitions: dict[tf.Operation, tuple[Attributes, Shapes]] = {}  # shared by copies
         self._syncs: dict[tuple[tf.Operation, ...], list[str]] = {}
         self.holders: Holders = {op: self._hold(op) for op in self._mirrored.handles}
         self._once = self._find_once()
@@ -109,11 +112,15 @@ class Copied:
         return self._writer.copy_name(op, k)
 
     def _copy(self, op: tf.Operation, k: int) -> None:
-        attributes, shapes = attributes_of(op), shapes_of(op)
+        if op not in self._definitions:
+            self._definitions[op] = attributes_of(op), shapes_of(op)
+        attributes, shapes = self._definitions[op]
+        if definitions.is_call(op.type):
+            attributes = attributes_of(op)
+            for value in attributes.values():
+                self._mirrored.functions.change(value, k)
         name = self._writer.copy_name(op, k)
         node = self._nodes.copy(op, name, self._devices[k], attributes, shapes)
-        for value in node.attr.values():
-            self._mirrored.functions.change(value, k)
         decides = 1 if op.type == "Switch" else 0 if op.type in definitions.BRANCHES else None
         for n, tensor in enumerate(op.inputs):
             # NOTE: a branch is taken on all devices or on none.
