@@ -4,6 +4,7 @@ This is right for every graph: each operation is replaced by something that make
 by a rule for its kind, and an operation without a rule runs once, on whole values.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -187,7 +188,6 @@ class _Plan:
         handles = [op.outputs[0] for op in copies.handles]
         static_rows, number = asked.static_rows, len(asked.devices)
         self._ops, self._aside = _order(tensors, handles, structure, self.moved, static_rows)
-        effects.keep_whole(self._ops, structure, self._assumptions)
         cluster = asked.cluster or workers.alone(asked.leaves, static_rows, asked.home)
         self.place = workers.Place(cluster, number, asked.home)
         batch = Space("the batch")
@@ -201,25 +201,16 @@ class _Plan:
         )
 
     def write(self) -> tuple[writer.Writer, list[list[Waited]]]:
-        """Writes the copies that are wanted; returns the writer, and what is run.
-
-        If the body of a loop turns out to need what devices make together, the loop is made whole,
-        and everything is written again.
-        """
+        """Writes the copies that are wanted; returns the writer, and what is run."""
+        fetches = itertools.chain(self._analysis.mirrored.writes, *self._groups)
+        self._analysis.run(self._ops, self._aside, list(fetches))
         with tf1.name_scope("replicate_split/"):
-            prefix = self._graph.unique_name("rows")
-        while True:
-            self._analysis.run(self._ops, self._aside)
-            nodes = Nodes(self._graph, prefix)
-            written = writer.Writer(
-                self._analysis, self._asked.devices, self._asked.home, self.place, nodes
-            )
-            try:
-                fetch = [[written.fetch(each) for each in group] for group in self._groups]
-                written.finish()
-                return written, fetch
-            except loops.LoopWholeError as reason:
-                self._assumptions.make_loop_whole(reason.op, str(reason))
+            nodes = Nodes(self._graph, self._graph.unique_name("rows"))
+        devices, home = self._asked.devices, self._asked.home
+        written = writer.Writer(self._analysis, devices, home, self.place, nodes)
+        fetch = [[written.fetch(each) for each in group] for group in self._groups]
+        written.finish()
+        return written, fetch
 
 
 def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor], is_optimized: bool) -> Moved:

@@ -89,7 +89,6 @@ class Own(_Named):
     """Views of what is each device's own."""
 
     OWN = "own"  # of a size the device's own; of any other tensor the value
-    HANDLE = "handle"  # the device's own TensorArray or stack
 
 
 WHOLE: Final = Simple.WHOLE
@@ -98,7 +97,6 @@ SIZE: Final = Simple.SIZE
 FLOW: Final = Simple.FLOW
 
 OWN: Final = Own.OWN
-HANDLE: Final = Own.HANDLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +190,12 @@ class Local:
     """
 
     source: Any
+
+    def fits(self, rows: Rows) -> bool:
+        """Whether what a device has is what it has of rows."""
+        if isinstance(self.source, Leading):
+            return rows == Rows(0, self.source.rows)
+        return rows.space.source is self.source
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,8 @@ import pytest
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
 from replicate.splitting.states import COPIED
+from replicate.splitting.structure import loops
+from replicate.splitting.writing import writer
 from tests import exactness
 
 DEVICES = [f"/device:CPU:{k}" for k in range(3)]
@@ -63,3 +65,37 @@ def test_what_is_made_of_copied_values_is_made_and_read_on_each_device(fresh_gra
         users = [user for user in copy.outputs[0].consumers() if user.type == "Mul"]
         copies = [user for user in users if user.name.startswith("tower_")]
         assert [user.device for user in copies] == [device]
+
+
+def test_what_is_whole_in_a_loop_of_each_devices_is_copied(fresh_graph):
+    x = tf1.placeholder(tf.float64, [None, 3])
+    turns, h = tf.while_loop(
+        lambda n, _: n < 3, lambda n, h: (n + 1, h * tf.cast(n + 1, h.dtype)), [0, x]
+    )
+    result = splitter.split_graph([x], DEVICES, [turns, h], home=DEVICES[0])
+    inside = [op for op in fresh_graph.get_operations() if loops.root(op) is not None]
+    assert inside
+    assert not result.whole.intersection(inside)  # nor does one device run the loop once more
+    (condition,) = [op for op in inside if op.type == "LoopCond"]
+    assert result.state(condition.outputs[0]) is COPIED
+    for k, device in enumerate(DEVICES):
+        copy = fresh_graph.get_operation_by_name(f"tower_{k}/{condition.name}")
+        assert copy.device == device
+    with tf1.Session(config=exactness.session_config()) as session:
+        turned, found = session.run(result.fetch, {x: X})
+    assert turned == 3
+    np.testing.assert_allclose(found, 6 * X)  # 1 * 2 * 3
+
+
+def test_a_loop_that_joins_rows_is_whole_before_anything_is_written(fresh_graph, monkeypatch):
+    written = []
+    make = writer.Writer
+    monkeypatch.setattr(writer, "Writer", lambda *args: written.append(make(*args)) or written[-1])
+    x = tf1.placeholder(tf.float64, [None, 3])
+    _, h = tf.while_loop(lambda n, _: n < 3, lambda n, h: (n + 1, h - tf.reduce_mean(h, 0)), [0, x])
+    result = splitter.split_graph([x], DEVICES, [h], home=DEVICES[0])
+    exits = [op for op in fresh_graph.get_operations() if op.type == "Exit"]
+    (reason,) = {result.why(op) for op in exits} - {""}
+    assert "in a loop that is whole" in reason
+    assert "is wanted whole" in reason
+    assert len(written) == 1

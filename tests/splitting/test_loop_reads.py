@@ -5,7 +5,7 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
-from replicate.splitting.writing import loop_copies
+from replicate.splitting.structure import effects
 from tests import exactness
 
 F64 = tf.float64
@@ -174,7 +174,7 @@ def test_copies_wait_for_reads_of_tables_and_for_what_is_too_far_to_tell(fresh_g
     other = tf.zeros([]).op
     found = [read, behind(read, 3), behind(other, 3), behind(other, 199), behind(other, 200)]
     expected = [True, True, False, False, True]  # it looks at 200 operations
-    assert [loop_copies.is_waited_for(op) for op in found] == expected
+    assert [effects.is_waited_for(op) for op in found] == expected
 
 
 def test_a_loop_that_begins_behind_a_write_reads_behind_it():

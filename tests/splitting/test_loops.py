@@ -173,8 +173,10 @@ def test_loops_that_share_stacks_are_whole_together(fresh_graph):
     structure = loops.Structure(gradient.graph)
     assumptions = loops.Assumptions(structure)
     pop = of_type(fresh_graph, "StackPopV2")[0]
-    assumptions.make_loop_whole(pop, "it draws random numbers")
-    assert assumptions.is_whole(structure.root(pop))
-    assert assumptions.is_whole(structure.root(structure.push_of(pop)))
+    assert not assumptions.why_whole(structure.root(pop))
+    with pytest.raises(loops.AgainError):
+        assumptions.let_loop_be_whole(pop, "it draws random numbers")
+    assert "random numbers" in assumptions.why_whole(structure.root(pop))
+    assert "random numbers" in assumptions.why_whole(structure.root(structure.push_of(pop)))
     with pytest.raises(ValueError, match="but once"):
-        assumptions.make_loop_whole(pop, "it draws random numbers")
+        assumptions.let_loop_be_whole(pop, "it draws random numbers")

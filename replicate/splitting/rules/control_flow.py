@@ -111,8 +111,7 @@ def _next_iteration(case: registry.Case) -> Split | None:
         case.assumptions.let_lists_be_whole(list(lists), "a loop gives another list back")
     if wanted == SUM:
         case.assumptions.let_variable_be_joined(merge)
-    case.assumptions.make_loop_whole(case.op, f"its body makes {state} from {wanted}")
-    raise loops.AgainError
+    case.assumptions.let_loop_be_whole(case.op, f"its body makes {state} from {wanted}")
 
 
 def _is_way_back(tensor: tf.Tensor) -> bool:

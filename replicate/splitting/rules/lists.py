@@ -15,7 +15,6 @@ from replicate.splitting.rules import control_flow, registry
 from replicate.splitting.states import (
     COPIED,
     FLOW,
-    HANDLE,
     OWN,
     SIZE,
     SUM,
@@ -53,7 +52,7 @@ def _array_write(case: registry.Case) -> Split | None:
     element = Rows(value.axis - first, value.space)
     if case.assumptions.elements.setdefault(array, element) != element:
         case.assumptions.let_array_be_whole(array, "elements have different rows")
-    return Split([HANDLE, WHOLE, value, FLOW], [FLOW])
+    return Split([WHOLE, WHOLE, value, FLOW], [FLOW])
 
 
 @registry.rule("TensorArrayReadV3", "TensorArrayGatherV3", always=True)
@@ -66,15 +65,15 @@ def _array_read(case: registry.Case) -> Split | None:
     if not isinstance(element, Rows):
         case.assumptions.let_array_be_whole(array, "it is read before it is written")
     if case.type == "TensorArrayReadV3":
-        return Split([HANDLE, WHOLE, FLOW], [element])
+        return Split([WHOLE, WHOLE, FLOW], [element])
     attributes = _with_open_elements(case, {element.axis})
-    return Split([HANDLE, WHOLE, FLOW], [element.at(element.axis + 1)], attributes=attributes)
+    return Split([WHOLE, WHOLE, FLOW], [element.at(element.axis + 1)], attributes=attributes)
 
 
 @registry.rule("TensorArraySizeV3", always=True)
 def _array_size(case: registry.Case) -> Split | None:
     """(handle, flow) -> size, which is the same on all devices."""
-    return Split([HANDLE, FLOW], [COPIED]) if _own_array(case) is not None else None
+    return Split([WHOLE, FLOW], [COPIED]) if _own_array(case) is not None else None
 
 
 @registry.rule("TensorArrayGradV3", always=True)
@@ -86,7 +85,7 @@ def _array_gradient(case: registry.Case) -> Split | None:
     if array not in case.assumptions.elements:
         case.assumptions.let_array_be_whole(array, "its gradient is taken before it is written")
     case.assumptions.elements[case.op] = case.assumptions.elements[array]
-    return Split([HANDLE, FLOW], [WHOLE, FLOW])
+    return Split([WHOLE, FLOW], [WHOLE, FLOW])
 
 
 @registry.rule("TensorArrayConcatV3", "TensorArrayGradWithShape", "TensorArraySplitV3", always=True)
@@ -138,7 +137,7 @@ def _push(case: registry.Case) -> registry.Answer:
     if isinstance(state, ListOf):
         return None
     case.assumptions.elements[stack] = state
-    return SIZE if state is SIZE else Split([HANDLE, state], [state])
+    return SIZE if state is SIZE else Split([WHOLE, state], [state])
 
 
 @registry.rule("StackPopV2", always=True)
@@ -147,7 +146,7 @@ def _pop(case: registry.Case) -> registry.Answer:
     state = case.assumptions.elements.get(loops.handle_of(case.op.inputs[0]))
     if state is None or state is SIZE:
         return state
-    return Split([HANDLE], [state])
+    return Split([WHOLE], [state])
 
 
 # Tensor lists.

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
-from replicate.splitting.structure import definitions, kinds, loops
+from replicate.splitting.structure import definitions, kinds
 from replicate.splitting.structure import order as order_of
 
 _MEASURES = ("Rank", "Shape", "ShapeN", "Size")
+_MANY = 200
 
 
 def has_effect(op: tf.Operation) -> bool:
@@ -70,19 +71,24 @@ def _behind_checks(sources: Iterable[tf.Operation]) -> dict[tf.Operation, int]:
     return found
 
 
-def keep_whole(
-    ops: Iterable[tf.Operation], structure: loops.Structure, assumptions: loops.Assumptions
-) -> None:
-    """Notes that loops in which something has an effect are whole.
+def is_waited_for(control: tf.Operation) -> bool:
+    """Whether a copy waits for an operation that runs once and comes after no effect.
 
-    Args:
-        ops: The operations of a graph.
-        structure: Its loops.
-        assumptions: Where to note it.
+    It waits for pivots, and for reads of tables, which may be written later. Reads and writes of
+    variables are ordered by `reads_first`.
     """
-    for op in ops:
-        root = structure.root(op)
-        if root is None or op.type in kinds.CHECKS or assumptions.is_whole(root):
+    if control._get_control_flow_context() is not None:
+        return True
+    found: set[tf.Operation] = set()
+    waiting = [control]
+    while waiting:
+        op = waiting.pop()
+        if op in found:
             continue
-        if has_effect(op):
-            assumptions.make_loop_whole(op, f"{op.type} has an effect")
+        found.add(op)
+        if op.type in kinds.READS_OF_TABLES or len(found) > _MANY:
+            return True
+        waiting.extend(op.control_inputs)
+        if op.type in ("NoOp", "Identity", "Const"):
+            waiting.extend(tensor.op for tensor in op.inputs)
+    return False

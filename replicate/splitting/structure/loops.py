@@ -59,19 +59,6 @@ class AgainError(Exception):
         self.place = place
 
 
-class LoopWholeError(Exception):
-    """A loop's body needs what all devices make together; no error reaches a user.
-
-    Args:
-        op: An operation of the loop.
-        reason: Why the loop must be whole.
-    """
-
-    def __init__(self, op: tf.Operation, reason: str):
-        super().__init__(reason)
-        self.op = op
-
-
 class Structure:
     """The loops of version 1 of a graph, its stacks, and its lists.
 
@@ -82,6 +69,7 @@ class Structure:
         behind_effects: The operations with effects, and those that come after one.
 
     Attributes:
+        inside: The operations of each outermost loop.
         pops: The operations that read from stacks.
         behind_effects: As given.
     """
@@ -89,6 +77,7 @@ class Structure:
     def __init__(self, graph: tf.Graph, behind_effects: order.Behind = _NONE):
         self._frames: dict[Context | None, bytes] = {}
         self._starts: list[tf.Tensor] = []
+        self.inside: dict[Context, list[tf.Operation]] = collections.defaultdict(list)
         self.pops: list[tf.Operation] = []
         self._array_writes: _ByMaker = collections.defaultdict(list)
         self._pushes: _ByMaker = collections.defaultdict(list)
@@ -103,6 +92,9 @@ class Structure:
         self.behind_effects = behind_effects
 
     def _note(self, op: tf.Operation) -> None:
+        root = self.root(op)
+        if root is not None:
+            self.inside[root].append(op)
         if op.type in kinds.ENTERS:
             self._frames.setdefault(self.own_loop(op), op.get_attr("frame_name"))
         elif op.type in ("TensorArrayV3", "EmptyTensorList", "TensorListReserve", "OptionalNone"):
@@ -111,7 +103,7 @@ class Structure:
             self._array_writes[handle_of(op.inputs[0])].append(op)
         elif op.type in ("StackPushV2", "StackPopV2"):
             stack = handle_of(op.inputs[0])
-            self._stack_roots[stack].add(self.root(op))
+            self._stack_roots[stack].add(root)
             if op.type == "StackPushV2":
                 self._pushes[stack].append(op)
             else:
@@ -179,8 +171,12 @@ class Structure:
 
     def push_of(self, op: tf.Operation) -> tf.Operation | None:
         """Returns the push to the stack that an operation uses, or None unless there is one."""
-        pushes = self._pushes.get(handle_of(op.inputs[0]), [])
+        pushes = self.pushes(op)
         return pushes[0] if len(pushes) == 1 else None
+
+    def pushes(self, op: tf.Operation) -> Sequence[tf.Operation]:
+        """Returns the pushes to the stack that an operation uses."""
+        return self._pushes.get(handle_of(op.inputs[0]), [])
 
     def array_writes(self, array: tf.Operation) -> Sequence[tf.Operation]:
         """Returns the operations that write to a TensorArray."""
@@ -294,7 +290,8 @@ class Assumptions:
     def __init__(self, structure: Structure):
         self.structure = structure
         self.place = 0
-        self._asked: dict[tf.Operation, int] = {}  # the places where assumptions were first asked
+        # The places where assumptions of lists, variables and loops were first asked.
+        self._asked: dict[tf.Operation | Context, int] = {}
         self._lists: dict[tf.Operation, states.State] = {}
         self._whole_arrays: set[tf.Operation] = set()
         self._no_sums: set[tf.Operation] = set()
@@ -311,33 +308,35 @@ class Assumptions:
         """
         self.place, self.elements = place, dict(elements)
 
-    def _ask(self, op: tf.Operation) -> None:
-        """Notes that this operation asks what is assumed of one that makes a list."""
-        self._asked.setdefault(op, self.place)
+    def _ask(self, about: tf.Operation | Context) -> None:
+        """Notes that this operation asks what is assumed of a loop, or of what makes a list."""
+        self._asked.setdefault(about, self.place)
 
-    def _change(self, ops: Iterable[tf.Operation]) -> NoReturn:
-        """Lets the pass go back to the first that asked what was assumed of operations."""
-        raise AgainError(min((self._asked.get(op, self.place) for op in ops), default=0))
+    def _change(self, changed: Iterable[tf.Operation | Context]) -> NoReturn:
+        """Lets the pass go back to the first that asked what was assumed."""
+        raise AgainError(min((self._asked.get(each, self.place) for each in changed), default=0))
 
     # Loops.
 
-    def is_whole(self, root: Context | None) -> bool:
-        """Whether an outermost loop runs once; not so if there is none."""
-        return root in self.whole_loops
+    def why_whole(self, root: Context | None) -> str:
+        """Returns why an outermost loop runs once; empty if it does not, or there is none."""
+        if root is None:
+            return ""
+        self._ask(root)
+        return self.whole_loops.get(root, "")
 
-    def make_loop_whole(self, op: tf.Operation, reason: str) -> None:
-        """Notes that an operation's loop runs once, and those that share stacks with it.
-
-        It raises nothing; the caller is to start a new pass.
-        """
+    def let_loop_be_whole(self, op: tf.Operation, reason: str) -> NoReturn:
+        """Assumes that an operation's loop runs once, and those that share stacks with it."""
         root = self.structure.root(op)
-        if root is None or self.is_whole(root):
+        if root is None or root in self.whole_loops:
             raise ValueError(
                 f"A loop can be whole but once; that of {op.name} should be once more, since "
                 f"{reason}. This is an error in replicate; please report it."
             )
-        for each in self.structure.loops_sharing_stacks(root):
+        sharing = self.structure.loops_sharing_stacks(root)
+        for each in sharing:
             self.whole_loops.setdefault(each, f"{op.name}: {reason}")
+        self._change(sharing)
 
     def may_be_sum(self, merge: tf.Operation) -> bool:
         """Whether a loop's variable may be a partial sum."""

@@ -144,7 +144,7 @@ class Copied:
     def waits(self, control: tf.Operation, k: int) -> list[Waited]:
         """Returns what device k waits for, if the first one waits for an operation."""
         writer = self._writer
-        if writer.has_copies(control):
+        if writer.analysis.has_copies(control):
             if not control.outputs or self._structure.own_loop(control) is not None:
                 return []
             writer.want_copies(control)

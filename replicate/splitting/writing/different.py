@@ -55,13 +55,6 @@ def shape(written: "writers.Writer", leaf: tf.Tensor, tensor: tf.Tensor, source:
     return nodes.add("SelectV2", shapes, written.home, T=leaf.dtype)
 
 
-def fits(state: Local, want: Rows) -> bool:
-    """Whether what a device has is what it wants of rows."""
-    if isinstance(state.source, Leading):
-        return want == Rows(0, state.source.rows)
-    return want.space.source is state.source
-
-
 def is_short(tensor: tf.Tensor, state: Local) -> bool:
     """Whether a device's copy may leave out its last rows."""
     return isinstance(state.source, Leading) and tensor.op.type in SPARSE_SEGMENTS

@@ -199,7 +199,7 @@ class Joins:
     def _number_of_elements(self, mean: tf.Tensor) -> Reference:
         """Returns how many elements a mean is of, int32."""
         tensor, operand = mean.op.inputs[0], mean.op.inputs[1]
-        facts, state = self._analysis.facts, self._rows(tensor)
+        facts, state = self._analysis.facts, self.rows(tensor)
         shape = facts.known_shape(tensor, state.axis)
         axes = sorted(
             {int(axis) % self.rank(tensor) for axis in np.asarray(facts.value(operand)).reshape(-1)}
@@ -295,7 +295,7 @@ class Joins:
             raise ValueError(f"What has rows has a known rank; {tensor.name} has none.")
         return rank
 
-    def _rows(self, tensor: tf.Tensor) -> Rows:
+    def rows(self, tensor: tf.Tensor) -> Rows:
         """Returns the rows of a tensor that has some."""
         state = self._analysis.state(tensor)
         if not isinstance(state, Rows):
@@ -346,7 +346,7 @@ class Joins:
         own = self._peers.own(tensor)
         if own is not None and want == self._analysis.given[tensor.ref()].state:
             return self._cut_out(tensor, own, self.worker_runs(want.space).here, want, k)
-        whole = self._writer.in_loops.whole(tensor, k)
+        whole = self._writer.whole_on(tensor, k)
         return self._cut_out(tensor, whole, self.runs_of(want.space), want, k)
 
     def _cut_out(
@@ -407,7 +407,7 @@ class Joins:
     def whole_size(self, leaf: tf.Tensor) -> Reference:
         """Returns the whole shape, size or rank of what has rows."""
         op = leaf.op
-        tensor = op.inputs[leaf.value_index if op.type == "ShapeN" else 0]
+        tensor = self._analysis.measured(leaf)
         state = self._analysis.state(tensor)
         if op.type == "Shape" and isinstance(state, states.Local) and state.source is not tensor:
             if isinstance(state.source, tf.Tensor):
@@ -472,7 +472,7 @@ class Joins:
         return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
 
     def _scaled(self, tensor: tf.Tensor, want: states.Shape, k: int) -> str:
-        dtype, whole = tensor.dtype, self._writer.in_loops.whole(tensor, k)
+        dtype, whole = tensor.dtype, self._writer.whole_on(tensor, k)
         loop = self._structure.loop(tensor.op)
         device, rows = self._home if loop is None else self._devices[k], self.runs_of(want.space)
         enter, after = self._writer.in_loops.entered, None if loop is None else whole

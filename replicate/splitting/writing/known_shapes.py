@@ -7,7 +7,7 @@ copy. So a copy knows what its original knows, and what a wrong rule makes is re
 from typing import TYPE_CHECKING
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.states import Partial, Rows, State
+from replicate.splitting.states import COPIED, Partial, Rows, State
 from replicate.splitting.structure.nodes import Shapes
 
 if TYPE_CHECKING:
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 def of_copies(written: "writers.Writer", op: tf.Operation) -> list[Shapes]:
     """Returns for each device what is known of the outputs of its copy of an operation."""
-    state_of, found = written.analysis.state, dict[int, Shapes]()
+    analysis, found = written.analysis, dict[int, Shapes]()
+    states = [COPIED if analysis.is_at_hand(each) else analysis.state(each) for each in op.outputs]
+    made = list(zip(op.outputs, states, strict=True))
     numbers = [_own_rows(written, k) for k in range(len(written.devices))]
     for rows in set(numbers):
-        found[rows] = tuple(_of(written, each, state_of(each), rows) for each in op.outputs)
+        found[rows] = tuple(_of(written, *each, rows) for each in made)
     return [found[rows] for rows in numbers]
 
 
@@ -32,7 +34,7 @@ def _of(
     written: "writers.Writer", tensor: tf.Tensor, state: State, own_rows: int
 ) -> tf.TensorShape:
     shape = tensor.shape
-    if isinstance(state, Partial) or shape.rank is None:
+    if isinstance(state, Partial) or state is COPIED or shape.rank is None:
         return shape
     if not isinstance(state, Rows):
         return tf.TensorShape(None)

@@ -40,8 +40,12 @@ def joined(written: writers.Writer) -> list[Join]:
     for op in sorted(written.run_split - written.run_whole.keys(), key=lambda op: op._id):
         if not written.structure.is_outermost(op) or not _makes_its_own(op, written.analysis):
             continue
+        root = written.structure.root(op)
+        # NOTE: a loop that pops what this one pushes has to wait for this one itself.
+        popping = set() if root is None else written.structure.loops_sharing_stacks(root)
         for tensor in op.outputs:
             users = [user for user in tensor.consumers() if user not in written.run_whole]
+            users = [user for user in users if written.structure.root(user) not in popping]
             whole = _whole(tensor, written) if users else None
             if whole is not None:
                 found.append(Join(tensor, users, whole))

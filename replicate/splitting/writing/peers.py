@@ -268,7 +268,7 @@ class Peers:
             root = structure.root(op)
             if root is not None and root not in found and _is_own(op):
                 found |= structure.loops_sharing_stacks(root)
-        return {root for root in found if self._analysis.assumptions.is_whole(root)}
+        return {root for root in found if root in self._analysis.assumptions.whole_loops}
 
     # What each worker makes itself.
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.states import Rows, Steps
-from replicate.splitting.structure import loops
 from replicate.splitting.structure.nodes import Reference
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ class Reshapes:
     def __init__(self, written: "writers.Writer", rank_of: Callable[[tf.Tensor], int]):
         self._nodes = written.nodes
         self._home = written.home
-        self._structure = written.structure
         self._facts = written.analysis.facts
         self._rank_of = rank_of
 
@@ -49,8 +47,6 @@ class Reshapes:
         """
         if not isinstance(state.space, Steps):
             return value
-        if self._structure.loop(tensor.op) is not None:
-            raise loops.LoopWholeError(tensor.op, "steps of rows are cut")
         rank, axis, dtype = self._rank_of(tensor), state.axis, tensor.dtype
         lengths = self._lengths(value, dtype, [*range(axis + 1), *range(axis, rank)])
         steps = self._nodes.add("FloorDiv", [lengths, number], self._home, T=tf.int32)

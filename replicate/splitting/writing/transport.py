@@ -193,10 +193,9 @@ class Transport:
                 continue
             names: list[tuple[Maker, Maker]] = [(pop, push)]
             for k in range(len(self._devices)):
-                copy = self._writer.copy_name
-                names.append((copy(pop, k), copy(push, k)))
-                whole = self._writer.in_loops.name
-                names.append((whole(pop, k), whole(push, k)))
+                for of_all in (False, True):
+                    pair = [self._writer.copy_name(op, k, of_all) for op in (pop, push)]
+                    names.append((pair[0], pair[1]))
             for later, earlier in names:
                 if later in before and earlier in before:
                     before[later].append(earlier)

@@ -21,7 +21,6 @@ from replicate.splitting.rules import random
 from replicate.splitting.states import (
     COPIED,
     FLOW,
-    HANDLE,
     OWN,
     SIZE,
     WHOLE,
@@ -31,7 +30,7 @@ from replicate.splitting.states import (
     RowNumbers,
     Rows,
 )
-from replicate.splitting.structure import loops
+from replicate.splitting.structure import effects, kinds
 from replicate.splitting.structure import nodes as definitions
 from replicate.splitting.structure.nodes import Nodes, Reference, Waited, output
 from replicate.splitting.writing import (
@@ -64,6 +63,7 @@ class Writer:
         changes: What becomes of operations that are whole.
         run_whole: The operations that run once, in the order in which they were wanted.
         run_split: The operations whose copies run.
+        run_of_all: Those whose copies make a loop's sizes of all rows, beside the devices' own.
         run_aside: Operations, and names of new ones, that no step runs.
         place: As given.
         is_finishing: Whether what is written is wanted though no step runs it.
@@ -88,6 +88,7 @@ class Writer:
         self.changes = definitions.Changes()
         self.run_whole: dict[tf.Operation, None] = {}
         self.run_split: set[tf.Operation] = set()
+        self.run_of_all: set[tf.Operation] = set()
         self.run_aside: set[Waited] = set()
         self.place = place
         self.joins = joins.Joins(self)
@@ -99,7 +100,7 @@ class Writer:
         self._passes: dict[tf.Operation, bool] = {}
         self._queue: list[tuple[Callable[[tf.Operation], None], tf.Operation]] = []
         self._taken = {op.name for op in nodes.graph.get_operations()}
-        self._names: dict[tf.Operation, list[str]] = {}
+        self._names: dict[tuple[tf.Operation, bool], list[str]] = {}
         self.copied = copied.Copied(self)
 
     # What is wanted.
@@ -136,11 +137,17 @@ class Writer:
             self.run_whole[op] = None
             self._queue.append((self._keep, op))
 
-    def want_copies(self, op: tf.Operation) -> None:
-        """Has an operation's copies run."""
-        if op not in self.run_split:
-            self.run_split.add(op)
-            self._queue.append((self._copy, op))
+    def want_copies(self, op: tf.Operation, of_all: bool = False) -> None:
+        """Has an operation's copies run.
+
+        Args:
+            op: The operation.
+            of_all: Whether these are the copies that make a loop's sizes of all rows.
+        """
+        copies = self.run_of_all if of_all else self.run_split
+        if op not in copies:
+            copies.add(op)
+            self._queue.append((functools.partial(self._copy, of_all=of_all), op))
 
     def later(self, make: Callable[[tf.Operation], None], op: tf.Operation) -> None:
         """Has a function called with an operation, in its turn."""
@@ -159,6 +166,13 @@ class Writer:
         state = self.analysis.state(tensor)
         if state is COPIED and not self.analysis.is_split(tensor.op):
             state = WHOLE
+        if self._is_in_own_loop(tensor.op):
+            raise ValueError(
+                f"Nothing is joined in a loop that each device runs for itself; {tensor.name} is "
+                f"wanted whole, and is {state}. This is an error in replicate; please report it."
+            )
+        if self.analysis.is_at_hand(tensor) and self.analysis.has_copies(tensor.op):
+            return self.own_copies(tensor)[0]
         if state is WHOLE or self.analysis.is_at_hand(tensor):
             found = self.joins.run_once(tensor)
             return self.copied.value(tensor) if found is tensor else found
@@ -168,15 +182,10 @@ class Writer:
         op = tensor.op
         if op.type in _NUMBERING and isinstance(state, (Rows, Partial)):
             return self.joins.run_once(tensor)
-        is_leaf = op.type in analyses.LEAVES
-        of_list = op.type == "TensorListElementShape"
-        is_size = state is SIZE and not is_leaf and not of_list
-        if self.structure.loop(op) is not None and not is_size:
-            raise loops.LoopWholeError(op, f"{op.type} is wanted whole")
         if state is SIZE:
-            if is_leaf and self.analysis.how.get(op) is SIZE:
+            if op.type in analyses.LEAVES and self.analysis.how.get(op) is SIZE:
                 return self.joins.whole_size(tensor)
-            if of_list:
+            if op.type == "TensorListElementShape":
                 return self.constant(self.analysis.facts.literal(tensor), None)
             self.want_whole(op)
             return tensor
@@ -188,7 +197,24 @@ class Writer:
             return self.nodes.know(self.joins.of_rows(tensor, state), tensor.shape)
         if isinstance(state, Local):
             return different.joined(self, tensor, state)
-        raise loops.LoopWholeError(op, f"a list of {op.type} is wanted whole")
+        raise ValueError(
+            f"What is joined has rows or parts; {tensor.name} is {state}. This is an error in "
+            "replicate; please report it."
+        )
+
+    def whole_on(self, tensor: tf.Tensor, k: int) -> Reference:
+        """Returns a whole value as device k reads it: its own, where it has one."""
+        if self.analysis.state(tensor) is COPIED:
+            return self.own(tensor, k)
+        if self.analysis.is_at_hand(tensor) and self.analysis.has_copies(tensor.op):
+            return self.own_copies(tensor)[k]
+        if not self._is_in_own_loop(tensor.op):
+            return self.whole(tensor)
+        return self.in_loops.size_of_all(tensor, k)
+
+    def _is_in_own_loop(self, op: tf.Operation) -> bool:
+        """Whether an operation's outputs are in a loop that each device runs for itself."""
+        return op in self.analysis.how and self.structure.loop(op) is not None
 
     def view(self, tensor: tf.Tensor, want: states.View, k: int) -> Reference:
         """Returns a tensor as a copy on device k wants it."""
@@ -197,22 +223,20 @@ class Writer:
     def _view(self, tensor: tf.Tensor, want: states.View) -> OfDevice:
         """Returns what returns, for each device, a tensor as its copy wants it."""
         state = self.analysis.state(tensor)
-        if want is HANDLE:
-            return functools.partial(self.in_loops.handle, tensor)
         if want is WHOLE or (want is OWN and state is not SIZE):
-            return functools.partial(self.in_loops.whole, tensor)
+            return functools.partial(self.whole_on, tensor)
         if isinstance(want, states.Shape):
             return functools.partial(self.joins.own_shape, tensor, want)
         if want is OWN or want is FLOW or isinstance(want, ListOf) or state == want:
             return self._own(tensor)
         if isinstance(want, Partial):
-            if state is WHOLE and tensor.op.type == "Enter":
+            if state is COPIED and tensor.op.type == "Enter":
                 # Zeros, in front of a loop that adds.
-                return functools.partial(self.in_loops.whole, tensor)
+                return self._own(tensor)
             raise ValueError(f"A part of {tensor.name} is wanted, which is {state}: {want}.")
         if not isinstance(want, Rows):
             raise ValueError(f"{tensor.name} is {state}, and cannot become {want}.")
-        if isinstance(state, Local) and different.fits(state, want):
+        if isinstance(state, Local) and state.fits(want):
             return self._own(tensor)
         tensor = self._passed(tensor)
         state = self.analysis.state(tensor)
@@ -256,10 +280,11 @@ class Writer:
             return different.lengthened(self, tensor, state).__getitem__
         return self.own_copies(tensor).__getitem__
 
-    def own_copies(self, tensor: tf.Tensor) -> list[str]:
-        """Returns what an operation's copies make, device by device."""
-        self.want_copies(tensor.op)
-        return [output(name, tensor.value_index) for name in self._copy_names(tensor.op)]
+    def own_copies(self, tensor: tf.Tensor, of_all: bool = False) -> list[str]:
+        """Returns what an operation's copies make, device by device; see `want_copies`."""
+        self.want_copies(tensor.op, of_all)
+        names = self._copy_names(tensor.op, of_all)
+        return [output(name, tensor.value_index) for name in names]
 
     def _passed(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor before operations that do nothing to a device's part."""
@@ -291,7 +316,7 @@ class Writer:
             is_ranked = made.shape.rank is not None and self._passed(given).shape.rank is not None
             if not is_known or before != after or not is_ranked:
                 return False
-        return not any(map(loop_copies.is_waited_for, op.control_inputs))
+        return not any(map(effects.is_waited_for, op.control_inputs))
 
     def device_of(self, op: tf.Operation) -> str:
         """Returns where an operation that runs once is; what uses a variable is where that is."""
@@ -313,7 +338,7 @@ class Writer:
         is_outside = self.structure.own_loop(op) is None
         # NOTE: their order may be any, and what goes over workers is made in the same one by all.
         for control in sorted(op.control_inputs, key=lambda each: each._id):
-            if not self.has_copies(control):
+            if not self.analysis.has_copies(control):
                 self.want_whole(control)
                 followed = self.copied.followed(control) if is_outside else []
                 controls += [control, *followed]
@@ -327,27 +352,29 @@ class Writer:
         if is_changed:
             self.changes.controls.append((op, controls))
 
-    def has_copies(self, op: tf.Operation) -> bool:
-        """Whether devices run an operation each, rather than one device once."""
-        how = self.analysis.how.get(op)
-        return isinstance(how, states.Split) or (how is SIZE and op.type in analyses.LEAVES)
-
-    def _copy(self, op: tf.Operation) -> None:
+    def _copy(self, op: tf.Operation, of_all: bool = False) -> None:
         split = self._split_of(op)
-        self.in_loops.before_copies(op)
+        self.in_loops.before_copies(op, of_all)
         attributes = self._attributes(op, split)
         shapes = known_shapes.of_copies(self, op)
-        with self.in_loops.inside(op):
+        views: list[OfDevice]
+        if of_all:
+            views = [functools.partial(self.in_loops.of_all, tensor) for tensor in op.inputs]
+        else:
             views = [self._view(*each) for each in zip(op.inputs, split.wants, strict=True)]
-            for k, place in enumerate(self._places(op, split)):
-                name, known = self.copy_name(op, k), shapes[k]
-                node = self.nodes.copy(op, name, place, attributes, known)
-                node.op = split.type or op.type
-                self._set_seed(node, k)
-                self.in_loops.set_frame(node, k)
-                node.input.extend([self.nodes.name(view(k)) for view in views])
-                if op.control_inputs:
-                    node.input.extend(self.in_loops.controls(op, k))
+        controls = self.in_loops.controls(op) if op.control_inputs else ()
+        for k, place in enumerate(self._places(op, split)):
+            name, known = self.copy_name(op, k, of_all), shapes[k]
+            node = self.nodes.copy(op, name, place, attributes, known)
+            node.op = split.type or op.type
+            self._set_seed(node, k)
+            if op.type in kinds.ENTERS:
+                node.set("frame_name", self.in_loops.frame(node.attr["frame_name"].s, k))
+            node.input.extend([self.nodes.name(view(k)) for view in views])
+            for each in controls:
+                has_copy = each in self.run_split
+                waits = [self.copy_name(each, k)] if has_copy else self.copied.waits(each, k)
+                node.input.extend(map(self.nodes.wait, waits))
 
     def _split_of(self, op: tf.Operation) -> states.Split:
         """Returns how an operation's copies are made, those of sizes too."""
@@ -357,12 +384,8 @@ class Writer:
         wants: list[states.View] = []
         for tensor in op.inputs:
             state = self.analysis.state(tensor)
-            if tensor.dtype == tf.resource:
-                wants.append(HANDLE)
-            elif state is SIZE or op.type not in analyses.LEAVES:
-                wants.append(OWN)
-            else:
-                wants.append(state)
+            is_own = state is SIZE or op.type not in analyses.LEAVES
+            wants.append(OWN if is_own else state)
         return states.Split(wants, [SIZE] * len(op.outputs))
 
     def _attributes(self, op: tf.Operation, split: states.Split) -> dict[str, Any]:
@@ -393,21 +416,21 @@ class Writer:
         is_beside = split.is_beside and not is_held
         return [device] * len(self.devices) if is_beside or is_named else self.devices
 
-    def copy_name(self, op: tf.Operation, k: int) -> str:
-        """Returns the name of an operation's copy on device k."""
-        return self._copy_names(op)[k]
+    def copy_name(self, op: tf.Operation, k: int, of_all: bool = False) -> str:
+        """Returns the name of an operation's copy on device k; see `want_copies`."""
+        return self._copy_names(op, of_all)[k]
 
-    def _copy_names(self, op: tf.Operation) -> list[str]:
-        if op not in self._names:
-            names, own = [], op.name
+    def _copy_names(self, op: tf.Operation, of_all: bool) -> list[str]:
+        if (op, of_all) not in self._names:
+            names, own = [], f"of_all/{op.name}" if of_all else op.name
             for k in range(len(self.devices)):
                 name = f"tower_{k}/{own}"
                 while name in self._taken:
                     name += "_copy"
                 self._taken.add(name)
                 names.append(name)
-            self._names[op] = names
-        return self._names[op]
+            self._names[op, of_all] = names
+        return self._names[op, of_all]
 
     def constant(self, value: Any, k: int | None) -> str:
         """Returns a constant on device k, or at home if that is None."""
