@@ -3,9 +3,6 @@
 It is one pass over the operations behind the batch, each after what it reads. What lists and loops
 hold is assumed, since only what comes later tells; if an assumption turns out to be wrong, it is
 changed, and the pass goes on from the first operation that asked for it.
-
-If something in a loop is split, each device runs the loop for itself, with copies of all that is
-whole in it. What would have to be joined in there is wanted of no device: then the loop is whole.
 """
 
 from collections.abc import Hashable, Mapping, Sequence, Set
@@ -14,7 +11,7 @@ from typing import NamedTuple
 from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.splitting import mirrored as mirroring
-from replicate.splitting import states
+from replicate.splitting import own_loops, states
 from replicate.splitting.inference import facts as known
 from replicate.splitting.inference import folding
 from replicate.splitting.rules import registry
@@ -30,23 +27,13 @@ from replicate.splitting.states import (
     Rows,
     Space,
     Split,
-    Steps,
     WholeError,
 )
 from replicate.splitting.structure import definitions, effects, equal, kinds, loops
 
 LEAVES = folding.LEAVES
 FILLS = ("Const", "Fill")  # of no cost
-_OF_LOOPS = (
-    *kinds.ENTERS,
-    *kinds.EXITS,
-    *kinds.MERGES,
-    *kinds.SWITCHES,
-    *kinds.WAYS_BACK,
-    "LoopCond",
-)
 _OF_BRANCHES = (*kinds.MERGES, *kinds.SWITCHES)
-_ON_STACKS = ("StackPopV2", "StackPushV2", "StackV2")
 MOST_DIMENSIONS = 8  # of a tensor that TensorFlow cuts
 
 
@@ -100,6 +87,7 @@ class Analysis:
         self._random_numbers = random_numbers
         self._spaces: dict[Hashable, Space] = {}
         self._aside: Set[tf.Operation] = frozenset()
+        self.own_loops = own_loops.OwnLoops(self)
         self._begin()
 
     def _begin(self) -> None:
@@ -184,7 +172,7 @@ class Analysis:
                 if place < len(ops):
                     self._decide(ops[place])
                 else:
-                    self._require_own_loops(fetches)
+                    self.own_loops.require(fetches)
             except loops.AgainError as again:
                 del elements[again.place + 1 :]
                 self._forget(ops[again.place : place + 1])
@@ -194,7 +182,7 @@ class Analysis:
                 known = self.assumptions.elements
                 elements.append(elements[-1] if known == elements[-1] else dict(known))
                 self.assumptions.place += 1
-        self._copy_into_loops()
+        self.own_loops.copy()
 
     def _forget(self, ops: Sequence[tf.Operation]) -> None:
         """Forgets what was found of operations."""
@@ -244,7 +232,7 @@ class Analysis:
         Where variables are mirrored, sums go to all devices: then what is made of sums is as well.
         """
         is_inside = self.structure.loop(op) is not None
-        if op.type in _OF_LOOPS and (is_inside or op.type not in _OF_BRANCHES):
+        if op.type in own_loops.OF_LOOPS and (is_inside or op.type not in _OF_BRANCHES):
             return False
         if is_inside and op.type in LEAVES:
             return False
@@ -273,7 +261,7 @@ class Analysis:
         of_ids = registry.OF_IDS.get(op.type, ()) if _have_ids(inputs) else ()
         attempts = [(each, inputs) for each in of_ids]
         attempts += [(rule, [_plain(each) for each in inputs])] if rule is not None else []
-        if op.type not in _OF_LOOPS:  # to a rule, a copied value is a whole one
+        if op.type not in own_loops.OF_LOOPS:  # to a rule, a copied value is a whole one
             attempts = [(each, [_as_whole(state) for state in seen]) for each, seen in attempts]
         reason = f"{op.type} has no rule"
         for each, given in attempts:
@@ -388,121 +376,7 @@ class Analysis:
             extents is not None and len(extents) <= 1 and all(e.size is not None for e in extents)
         )
 
-    # Loops that each device runs for itself.
-
-    def _in_own_loops(self) -> list[tf.Operation]:
-        """Returns the operations of loops in which something is split, or that share stacks."""
-        inside = self.structure.inside
-        split = [root for root, ops in inside.items() if any(op in self.how for op in ops)]
-        own = {each for root in split for each in self.structure.loops_sharing_stacks(root)}
-        return [op for root, ops in inside.items() if root in own for op in ops]
-
-    def _require_own_loops(self, fetches: Sequence[types.Fetch]) -> None:
-        """Lets a loop be whole in which devices would need what they make together."""
-        inside = self._in_own_loops()
-        running = self._run_by(fetches) if inside else ()
-        for op in inside:
-            reason = self._why_not_own(op) if op in running else ""
-            if reason:
-                self.assumptions.let_loop_be_whole(op, reason)
-
-    def _run_by(self, fetches: Sequence[types.Fetch]) -> set[tf.Operation]:
-        """Returns the operations that run, once or on each device, when `fetches` are run."""
-        found: set[tf.Operation] = set()
-        waiting = [getattr(fetch, "op", fetch) for fetch in fetches]
-        while waiting:
-            op = waiting.pop()
-            if op in found:
-                continue
-            found.add(op)
-            waiting += [tensor.op for tensor in op.inputs]
-            is_once = self.how.get(op, COPIED) is COPIED
-            waiting += op.control_inputs if is_once else self.waits_for(op)
-            if op.type == "StackPopV2":
-                waiting += self.structure.pushes(op)
-        return found
-
-    def _why_not_own(self, op: tf.Operation) -> str:
-        """Returns why devices cannot have copies of an operation of a loop; empty if they can."""
-        how = self.how.get(op)
-        if how is SIZE:
-            return ""
-        if not self._may_copy_into_loop(op):
-            return f"{op.type} has a state"
-        if op.type == "StackPopV2" and self.structure.push_of(op) is None:
-            return "a stack is filled in several places"
-        wants = how.wants if isinstance(how, Split) else [WHOLE] * len(op.inputs)
-        reasons = map(self._why_not_in_loop, op.inputs, wants)
-        return next(filter(None, reasons), "")
-
-    def _may_copy_into_loop(self, op: tf.Operation) -> bool:
-        """Whether devices' own loops may have copies of an operation, split or not."""
-        return op in self.how or op.type in _OF_LOOPS + _ON_STACKS or not kinds.is_stateful(op.type)
-
-    def _why_not_in_loop(self, tensor: tf.Tensor, want: states.View) -> str:
-        """Returns why a device's own loop cannot have a view of a tensor; empty if it can."""
-        state = self.state(tensor)
-        if self.structure.loop(tensor.op) is None or state == want:
-            return ""
-        if state is SIZE:
-            is_known = want is OWN or self._can_be_counted(tensor)
-            return "" if is_known else "the number of all rows is wanted"
-        is_there = state is WHOLE or state is COPIED or self.is_at_hand(tensor)
-        if isinstance(want, Rows):
-            if is_there and isinstance(want.space, Steps):
-                return "steps of rows are cut"
-            is_there |= isinstance(state, Rows) and state.plain == want.plain
-            is_there |= isinstance(state, Local) and state.fits(want)
-        is_joined = isinstance(want, Rows) or want is WHOLE or want is OWN
-        return f"{tensor.op.type} is wanted whole" if is_joined and not is_there else ""
-
-    def _can_be_counted(self, size: tf.Tensor) -> bool:
-        """Whether a device can make a size of all rows in its own loop."""
-        seen: set[int] = set()
-        waiting = [size]
-        while waiting:
-            tensor = waiting.pop()
-            op = tensor.op
-            if id(tensor) in seen or self.state(tensor) is not SIZE:
-                continue
-            seen.add(id(tensor))
-            if op.type in LEAVES:
-                if self.entries_in_loop(tensor) is None:
-                    return False
-            elif op.type == "StackPopV2":
-                push = self.structure.push_of(op)
-                waiting.extend(() if push is None else push.inputs[1:])
-            elif op.type != "TensorListElementShape":
-                waiting.extend(op.inputs)
-        return True
-
-    def entries_in_loop(self, leaf: tf.Tensor) -> int | None:
-        """Returns how many entries of a loop's shape or the like each row makes.
-
-        It is 0 if a device's own is that of all rows, and None if a device cannot know that one.
-        """
-        op, given = leaf.op, self.measured(leaf)
-        state = self.state(given)
-        if op.type == "Rank" or not isinstance(state, (Rows, Local)):
-            return 0
-        if isinstance(state, Local) or op.type == "Size":
-            return None
-        return self.facts.multiple(given, state.axis)
-
-    def _copy_into_loops(self) -> None:
-        """Lets devices have copies of what is whole in their loops, and their arrays and stacks."""
-        for op in filter(self._may_be_copied, self._in_own_loops()):
-            self._copy_into_loop(op)
-        users = [op for op in self.how if op.type.startswith(("Stack", "TensorArray"))]
-        seen: set[tf.Operation] = set()
-        while users:
-            makers = {each.op for each in users.pop().inputs if each.dtype == tf.resource} - seen
-            seen |= makers
-            users += makers
-            for op in makers:
-                self._copy_into_loop(op)
-
-    def _copy_into_loop(self, op: tf.Operation) -> None:
+    def copy_into_loop(self, op: tf.Operation) -> None:
         """Lets devices have copies of an operation, the same ones of what is whole."""
         self.how.setdefault(op, Split([WHOLE] * len(op.inputs), [COPIED] * len(op.outputs)))
         for tensor in op.outputs:

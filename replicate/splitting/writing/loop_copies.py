@@ -51,7 +51,7 @@ class LoopCopies:
             return self._nodes.constant(shape, self._devices[k], after)
         if op.type not in analyses.LEAVES:
             return self._writer.own_copies(size, of_all=True)[k]
-        entries = self._analysis.entries_in_loop(size)
+        entries = self._analysis.own_loops.entries(size)
         if not entries:
             return self._writer.own(size, k)
         key = ("size", size.ref(), k)
