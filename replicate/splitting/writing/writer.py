@@ -111,9 +111,10 @@ class Writer:
             self.want_whole(wanted)
             return self.copied.over(wanted)
         found = self.whole(wanted)
-        if not isinstance(found, str):
-            self.want_whole(wanted.op)
-        return found
+        if isinstance(found, str):
+            return found
+        self.want_whole(wanted.op)  # and not what it passes on, which may be no value to fetch
+        return wanted
 
     def finish(self) -> None:
         """Makes everything that is wanted, and what writes copies though no step runs it."""
