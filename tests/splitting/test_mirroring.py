@@ -1,6 +1,7 @@
 """Mirrored variables in a split graph: copies that stay alike, and are one device's."""
 
 import contextlib
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 from replicate.splitting import mirrored_variables, splitter
 from replicate.splitting.structure import own_functions
 from replicate.strategy.variables import variables
@@ -541,6 +543,42 @@ def test_a_copy_is_written_after_what_the_write_waits_for_has_read_it():
     assert between.inputs[0].op.inputs[0].op.name == "tower_1/held"
 
 
+def read_in_between(x, ids, y):
+    """A write waits for what is made of a read behind an earlier write."""
+    held = zeros("held", [2])
+    with tf1.control_dependencies([held.assign_add([1.0, 2.0], read_value=False)]):
+        between = held.read_value() * 2.0
+    with tf1.control_dependencies([between]):
+        written = held.assign([3.0, 4.0], name="written", read_value=False)
+    return tf.reduce_mean(x * between[0]), written
+
+
+def read_in_a_branch_in_between(x, ids, y):
+    held, is_taken = zeros("held", [2]), tf1.placeholder_with_default(True, [])
+
+    def branch():
+        with tf1.control_dependencies([held.assign_add([1.0, 2.0], read_value=False)]):
+            between = held.read_value() * 2.0
+        with tf1.control_dependencies([between]):
+            written = held.assign([3.0, 4.0], name="written", read_value=False)
+        with tf1.control_dependencies([written]):
+            return tf.identity(between)
+
+    found = tf1.cond(is_taken, branch, lambda: tf.zeros([2], F64))
+    return tf.reduce_mean(x * found[0]), found.op
+
+
+@pytest.mark.parametrize("build", [read_in_between, read_in_a_branch_in_between])
+def test_a_copy_is_written_after_its_reads_that_the_write_waits_for(build):
+    with control_flow.of_version(1):
+        built = Built(build, 3)
+    ops = built.graph.get_operations()
+    for k in (1, 2):
+        (write,) = [op for op in ops if re.fullmatch(f"tower_{k}/(cond/)?written", op.name)]
+        (read,) = [op for op in ops if re.fullmatch(f"tower_{k}/(cond/)?Read/.*", op.name)]
+        assert read in operations.executed_by([write])
+
+
 def written_in_a_loop_of_a_loop(x, ids, y):
     """A loop whose inner one writes a variable, and another loop that comes later."""
     loss, sums = tf.reduce_mean(x), zeros("sums", [2])
@@ -646,6 +684,26 @@ def test_a_write_aside_of_steps_is_run_by_name_and_needs_no_batch():
         session.run("reset")
         copies = session.run(built.reads["c_bias:0"])
     assert [copy.tolist() for copy in copies] == [[3.0], [3.0]]
+
+
+def test_an_initial_value_that_is_fed_is_that_of_all_copies():
+    def build(x, ids, y):
+        loss = mean_loss(x, y)
+        (first,) = [each for each in tf1.trainable_variables() if each.op.name == "a"]
+        tf1.get_variable("constant", initializer=tf.constant([1.0, 2.0], F64))
+        value = tf1.cond(first.is_initialized(), first.read_value, lambda: first.initial_value)
+        tf1.get_variable("twice", initializer=value * 2.0)
+        return loss, tf1.train.AdamOptimizer(0.01).minimize(loss, count())
+
+    built = Built(build, 3)
+    fed = [each for each in built.primaries if each.op.name in ("a", "constant", "twice")]
+    with built.session() as session:
+        session.run(built.initializer)
+        for variable in fed:
+            variable.load(np.full(variable.shape, 3.0), session)
+        values = built.values(session)
+    for variable in fed:
+        np.testing.assert_array_equal(values[variable.name], 3.0)
 
 
 def written_by_a_function(x, ids, y):

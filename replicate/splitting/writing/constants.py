@@ -30,9 +30,14 @@ class Constants:
         self._are_free: dict[str, bool] = {}
         self._copies: dict[tuple[str, ...], str] = {}
 
-    def copy(self) -> None:
-        """Gives each device the constants that it reads."""
-        for node in list(self._nodes.by_name.values()):
+    def copy(self, is_aside: Callable[[Maker], bool]) -> None:
+        """Gives each device the constants that it reads.
+
+        Args:
+            is_aside: Whether no step runs an operation: what writes a variable's initial value,
+                which may be fed, reads that.
+        """
+        for node in [each for each in self._nodes.by_name.values() if not is_aside(each.name)]:
             device = node.device
             for n, written in enumerate(node.input):
                 if not written.startswith("^") and self.is_free(written):

@@ -123,8 +123,10 @@ class Copied:
         node = self._nodes.copy(op, name, self._devices[k], attributes, shapes)
         decides = 1 if op.type == "Switch" else 0 if op.type in definitions.BRANCHES else None
         for n, tensor in enumerate(op.inputs):
-            # NOTE: a branch is taken on all devices or on none.
-            is_home = n == decides
+            # NOTE: a branch is taken on all devices or on none; and whoever runs a write that no
+            # step runs, as an initializer, may feed its value.
+            is_fed = self._writer.is_finishing and self._mirrored.is_repeated(op)
+            is_home = n == decides or (is_fed and tensor.dtype not in kinds.HANDLES)
             read = self._writer.whole(tensor) if is_home else self._writer.view(tensor, WHOLE, k)
             node.input.append(self._nodes.name(read))
         waits = [each for control in op.control_inputs for each in self.waits(control, k)]

@@ -1,7 +1,7 @@
 """Variables are read before they are written, where the graph gives no order."""
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TypeAlias
 
 from replicate.compat.tensorflow import tf
@@ -18,7 +18,8 @@ def found(written: writers.Writer, before: _Before) -> dict[Maker, list[Maker]]:
     """Returns what a step's writes of variables are to wait for, where the graph leaves that open.
 
     These are its reads. Copies on several devices read at different times: without an order, some
-    might see the value after the step. A call, a branch or a loop that writes waits as a whole.
+    might see the value after the step. A call, a branch or a loop that writes waits as a whole. Of
+    reads behind a write these are copies, on its device, of what the graph lets it wait for.
 
     Args:
         written: The writer, of a graph of which nothing is added yet.
@@ -29,9 +30,13 @@ def found(written: writers.Writer, before: _Before) -> dict[Maker, list[Maker]]:
     behind = running.behind([each for found in writes.values() for each in found])
     first: dict[Maker, list[Maker]] = {}
     for variable, waiting in writes.items():
-        ends = dict.fromkeys(end for read in reads.get(variable, ()) for end in running.ends(read))
+        reading = reads.get(variable, ())
+        ends = dict.fromkeys(end for read in reading for end in running.ends(read))
+        copies = [each for each in dict.fromkeys([*reading, *ends]) if isinstance(each, str)]
+        copies = [each for each in copies if each in behind]
         for write in waiting:
-            first[write] = [*first.get(write, ()), *(end for end in ends if end not in behind)]
+            free = [end for end in ends if end not in behind]
+            first[write] = [*first.get(write, ()), *free, *running.over(copies, write, behind)]
     return first
 
 
@@ -58,13 +63,14 @@ class _Running:
 
     def __init__(self, written: writers.Writer, before: _Before):
         self._nodes = written.nodes
+        self._before = before
         self._structure = written.structure
         self._changed = {(op, n): reference for op, n, reference in written.changes.inputs}
-        aside, original = written.run_aside, written.nodes.original
-        self._kinds: dict[Maker, str] = {op: op.type for op in written.run_whole if op not in aside}
-        for name, node in self._nodes.by_name.items():
-            if name not in aside and original(name) not in aside:
-                self._kinds[name] = node.op
+        new = {name: node.op for name, node in self._nodes.by_name.items()}
+        everything = {**{op: op.type for op in written.run_whole}, **new}
+        self._kinds: dict[Maker, str] = {
+            each: kind for each, kind in everything.items() if not written.is_aside(each)
+        }
         self._users: dict[Maker, list[Maker]] = collections.defaultdict(list)
         for each in self._kinds:
             for other in before[each]:
@@ -140,6 +146,26 @@ class _Running:
                 found.add(each)
                 waiting.extend(self._users[each])
         return found
+
+    def over(self, copies: Sequence[str], write: Maker, behind: Set[Maker]) -> list[str]:
+        """Returns, of copies behind writes, those whose originals a write comes after."""
+        found: set[Maker] = set()
+        waiting: list[Maker] = [write] if copies else []
+        while waiting:
+            each = waiting.pop()
+            if each in behind and each not in found:
+                found.add(each)
+                waiting.extend(self._before[each])
+        return [
+            each
+            for each in copies
+            if self._original(each) in found
+            and (self._is_outermost(each) or self._are_in_one_branch(each, write))
+        ]
+
+    def _are_in_one_branch(self, *makers: Maker) -> bool:
+        ops = [self._original(each) for each in makers]
+        return len({op and op._get_control_flow_context() for op in ops}) == 1
 
     def ends(self, read: Maker) -> list[Maker]:
         """Returns what has a value in each step, and only when a read is over.

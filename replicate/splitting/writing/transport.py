@@ -104,7 +104,7 @@ class Transport:
         readers = self._find_readers()
         self._place_joins(readers)
         has_rows = self._have_rows()
-        self._constants.copy()
+        self._constants.copy(self._writer.is_aside)
         self._learn()
         first = reads_first.found(self._writer, self._before)
         levels: dict[str, tuple[int, ...]]

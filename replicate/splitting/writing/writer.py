@@ -127,6 +127,11 @@ class Writer:
         self.copied.finish()
         self.in_loops.finish()
 
+    def is_aside(self, each: definitions.Maker) -> bool:
+        """Whether no step runs an operation, or a new one; nor what that is a copy of."""
+        original = self.nodes.original(each) if isinstance(each, str) else None
+        return each in self.run_aside or original in self.run_aside
+
     def _empty_queue(self) -> None:
         while self._queue:
             make, op = self._queue.pop()
