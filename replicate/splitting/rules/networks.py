@@ -76,6 +76,15 @@ def _filter_gradient(case: Case) -> str:
     return "n*, *, n* -> *"
 
 
+# Values rounded to the steps of a range. Gradients by its ends are sums over rows.
+# NOTE: on GPUs such a sum of no rows may be left unset.
+
+signature("... -> ...", "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars")
+signature("2 ... -> ...", "FakeQuantWithMinMaxArgsGradient")
+signature("2 ... -> ..., , ", "FakeQuantWithMinMaxVarsGradient", needs_rows=True)
+signature("...C, 2 C -> ...C", "FakeQuantWithMinMaxVarsPerChannel")
+signature("2 ...C, 2 C -> ...C, 2 C", "FakeQuantWithMinMaxVarsPerChannelGradient", needs_rows=True)
+
 # Softmax, cross entropies, and batch normalisation by given statistics.
 
 signature("...C -> ...C", "LogSoftmax Softmax")

@@ -12,9 +12,10 @@ MADE_ONCE = frozenset(
     """BatchMatMul BatchMatMulV2 BatchMatMulV3 Bincount Conv2D Conv2DBackpropFilter
     Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2 CumsumV2 Cholesky
     DenseBincount DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
-    DepthwiseConv2dNativeBackpropInput Einsum Enter Exit LoopCond MatMul MatrixInverse
-    NextIteration Placeholder PlaceholderWithDefault PyFuncStateless Qr RefEnter RefExit ScatterNd
-    SegmentMean SegmentSum SelfAdjointEigV2 SparseSegmentMean SparseSegmentSqrtN SparseSegmentSum
+    DepthwiseConv2dNativeBackpropInput Einsum Enter Exit FakeQuantWithMinMaxVarsGradient
+    FakeQuantWithMinMaxVarsPerChannelGradient LoopCond MatMul MatrixInverse NextIteration
+    Placeholder PlaceholderWithDefault PyFuncStateless Qr RefEnter RefExit ScatterNd SegmentMean
+    SegmentSum SelfAdjointEigV2 SparseSegmentMean SparseSegmentSqrtN SparseSegmentSum
     SparseTensorDenseMatMul Svd TensorScatterAdd TensorScatterSub TopKV2 Unique UniqueV2
     UniqueWithCounts UnsortedSegmentProd UnsortedSegmentSum""".split()
 )
