@@ -27,7 +27,7 @@ FAMILIES = (
     gathers,  # gathers, scatters, segments, lookups, top k
     lists,  # TensorArrays, stacks and tensor lists
     matrices,  # products of matrices, einsum, biases, linear algebra, FFT, diagonals
-    networks,  # convolutions, pools, images, cross entropies, normalisation, recurrent cells
+    networks,  # convolutions, pools, images, quantisation, losses, normalisation, recurrent cells
     random,  # random numbers
     reductions,  # sums, maxima, arg max, cumulative sums, counts
     shapes,  # shapes, slices, concatenation, padding

@@ -1,4 +1,4 @@
-"""Layers of networks: images, each by itself, losses, normalisation, and recurrent cells.
+"""Layers: images, quantisation, losses, normalisation, and recurrent cells.
 
 NOTE: convolutions, pools and their gradients fail on no images in some builds (oneDNN).
 """

@@ -7,7 +7,8 @@ from replicate.compat import importing
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.structure import definitions, kinds
 
-# Made once, and sent: what is much work, or is added up in any order on a GPU.
+# Made once, and sent, though each device could make it of its copies of variables: what is much
+# work, or is added up in any order on a GPU.
 MADE_ONCE = frozenset(
     """BatchMatMul BatchMatMulV2 BatchMatMulV3 Bincount Conv2D Conv2DBackpropFilter
     Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2 CumsumV2 Cholesky

@@ -1,10 +1,11 @@
-"""The strategy joins what devices, and workers, have parts of: level by level.
+"""The strategy adds what devices have parts of, and joins what workers have: level by level.
 
-The writer writes a join as one operation that reads all parts. When all else is in the graph, the
-strategy makes the joins, where they are read: those of a level, of which none waits for another, in
-one call. So its placement, its packing, its cross-device operations and its workers say how parts
-travel. Until then a reader has the first part in place of the join, which is of the same dtype, and
-of the same shape if it is a sum.
+The writer writes such a join as one operation that reads all parts; it makes maxima itself, and
+puts the rows of its own devices end to end. When all else is in the graph, the strategy makes the
+joins, where they are read: those of a level, of which none waits for another, in one call. So its
+placement, its packing, its cross-device operations and its workers say how parts travel. Until then
+a reader has the first part in place of the join, which is of the same dtype, and of the same shape
+if it is a sum.
 """
 
 import collections
@@ -24,7 +25,7 @@ _canonical = device_names.canonical_or_same
 
 
 class Levels:
-    """The joins of a graph that is written, but not added yet; takes them out of it.
+    """The strategy's joins, which are taken out of what is written, before that is in the graph.
 
     Args:
         written: The writer.

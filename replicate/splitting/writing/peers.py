@@ -1,11 +1,12 @@
-"""What this worker makes becomes what all workers make: a second stage of each join.
+"""What this worker makes becomes what all workers make, by joins of one part.
 
-A whole value is made of what all workers have, and is the same in each, since each runs the same
-whole operations. Only the batch's own tensors are the worker's. What is random, or comes from
-outside, is the first worker's. All of that is written as joins of one part, which the strategy
-makes by level: it adds what workers bring, or puts rows end to end. No join over workers is in a
-branch: a value that is made in one leaves it first (as nothing, if the branch is not taken), and
-what all workers have made comes back.
+The strategy makes these by level: it adds what workers bring, or puts rows end to end. Outside of
+branches a sum of several devices needs none: the call that adds their parts adds all workers'.
+
+All workers run the same whole operations, on the same values. So whatever differs is joined first:
+sums, rows, and the batch's own tensors. What is random, or comes from outside, is the first
+worker's. No join over workers is in a branch: a value that is made in one leaves it first (as
+nothing, if the branch is not taken), and what all workers have made comes back.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Cases of softmax and its losses, of normalisation by given statistics, and of recurrent cells."""
+"""Cases of losses, quantisation, normalisation by given statistics, and recurrent cells."""
 
 import numpy as np
 
