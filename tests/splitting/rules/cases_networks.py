@@ -4,7 +4,7 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from tests.splitting.rules import harness
-from tests.splitting.rules.harness import between, indices, positive, raw, tensor, unit
+from tests.splitting.rules.harness import indices, positive, raw, tensor, unit
 
 FAMILY = harness.Family("networks")
 case = FAMILY.case
@@ -30,7 +30,12 @@ case(sparse, raw(sparse), tensor(2, 3), indices(2))
 case(sparse, raw(sparse), tensor(2, "B"), indices(2, below=1))
 case(sparse, raw(sparse), tensor("2B", 3), indices("2B"))
 
-# Some values are below a range, and some above it.
+
+def negative(numbers, shape):
+    """Ends of ranges that some values, from -1 to 1, are below."""
+    return -unit(numbers, shape)
+
+
 quantised = "FakeQuantWithMinMax"
 for dims in (("B", 3), (2, "B"), ("2B", 3, 2, 2), (2, 3)):
     x, dy = tensor(*dims), tensor(*dims)
@@ -38,7 +43,7 @@ for dims in (("B", 3), (2, "B"), ("2B", 3, 2, 2), (2, 3)):
     by_args = raw(f"{quantised}ArgsGradient", min=-0.4, max=0.6)
     case(f"{quantised}ArgsGradient", by_args, dy, x, dtypes=(F32,))
     for each, ends in (("", ()), ("PerChannel", dims[-1:])):
-        low, high = tensor(*ends, of=between(-1, 0)), tensor(*ends, of=positive)
+        low, high = tensor(*ends, of=negative), tensor(*ends, of=unit)
         of_range = f"{quantised}Vars{each}"
         case(of_range, raw(of_range), x, low, high, dtypes=(F32,))
         case(f"{of_range}Gradient", raw(f"{of_range}Gradient"), dy, x, low, high, dtypes=(F32,))
