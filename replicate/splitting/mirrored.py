@@ -42,7 +42,7 @@ class Mirrored:
         self.functions = own_functions.OwnFunctions(graph, devices)
         handles = [variable.handle for variable in variables]
         writes = {
-            each.op: [op for op in _users(each) if effects.changes_state(op)] for each in handles
+            each.op: [op for op in users(each) if effects.changes_state(op)] for each in handles
         }
         self.handles = self._followed(writes, step)
         found = [op for handle in self.handles for op in writes[handle]]
@@ -100,7 +100,7 @@ def _made_by(tensor: tf.Tensor) -> tf.Operation:
     return tensor.op
 
 
-def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
+def users(handle: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the operations that use a handle, in branches and loops too."""
     waiting = [handle]
     while waiting:

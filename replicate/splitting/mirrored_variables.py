@@ -1,10 +1,11 @@
-"""Lists the variables of a split graph with their copies, as for Savers."""
+"""The variables of a split graph with their copies, as Savers and hooks see them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.structure import nodes
+from replicate.splitting import mirrored as mirroring
+from replicate.splitting.structure import definitions, effects, nodes
 from replicate.splitting.writing import copied
 from replicate.strategy import base
 from replicate.strategy.variables import variables as distributed
@@ -62,3 +63,59 @@ def _member(primary: tf.Variable, holder: copied.Holder, made: nodes.Made) -> tf
         initializer_op=made.get(f"{tower}/{initializer.name}", initializer),
         is_initialized_op=made[holder.check].outputs[0],
     )
+
+
+class WritesHook(tf1.train.SessionRunHook):
+    """Lets what other hooks have made, in `begin`, to write variables write the copies as well.
+
+    Args:
+        copies: The operations that hold copies.
+        made: The new operations by their names.
+
+    Raises:
+        ValueError: If a write is in a branch, a loop or a function.
+    """
+
+    def __init__(self, copies: copied.Holders, made: nodes.Made):
+        self._copies: Mapping[tf.Operation, Sequence[tf.Operation]] = {
+            op: [made[holder.name] for holder in holders] for op, holders in copies.items()
+        }
+        self._known = {each for op in copies for each in mirroring.users(op.outputs[0])}
+
+    def begin(self) -> None:
+        """See base class."""
+        for variable, copies in self._copies.items():
+            writes, those = self._new(variable), self._new(copies[0])
+            ends = [*(op._id for op in writes[1:]), float("inf")]
+            for write, end in zip(writes, ends, strict=False):
+                # NOTE: a mirrored variable writes the first copy and then all others.
+                is_followed = any(
+                    op.type == write.type and write._id < op._id < end for op in those
+                )
+                if not is_followed:
+                    _repeat(write, variable, copies)
+
+    def _new(self, holder: tf.Operation) -> list[tf.Operation]:
+        """Returns what writes a variable and was not there when the graph was split, in order."""
+        found = {op for op in mirroring.users(holder.outputs[0]) if op not in self._known}
+        return sorted(filter(effects.changes_state, found), key=lambda op: op._id)
+
+
+def _repeat(write: tf.Operation, variable: tf.Operation, copies: Sequence[tf.Operation]) -> None:
+    """Lets a write wait for the same one of each copy."""
+    handle = variable.outputs[0]
+    if definitions.called(write.node_def) or all(each is not handle for each in write.inputs):
+        raise ValueError(
+            f"What writes {variable.name}, of which each device has a copy, behind the model_fn is "
+            f"outside of branches, loops and functions; {write.name} is not. Make it in the "
+            'model_fn, or choose another strategy than "mirrored".'
+        )
+    attributes = {key: value for key, value in write.node_def.attr.items() if key != "_class"}
+    kinds = [tensor.dtype for tensor in write.outputs]
+    for copy in copies:
+        inputs = [copy.outputs[0] if each is handle else each for each in write.inputs]
+        with tf1.control_dependencies(None), tf.device(copy.device):
+            with tf1.control_dependencies(write.control_inputs):
+                graph = write.graph
+                made = graph.create_op(write.type, inputs, kinds, attrs=attributes)
+        write._add_control_input(made)

@@ -10,6 +10,12 @@ from replicate.strategy import base
 
 _log = logging.getLogger("replicate")
 
+_HOOKS = {
+    types.TRAIN: "training_hooks",
+    types.EVAL: "evaluation_hooks",
+    types.PREDICT: "prediction_hooks",
+}
+
 # The attributes by which export outputs keep what they were given.
 _EXPORTED = ("_outputs", "_scores", "_classes", "_value")
 
@@ -54,7 +60,12 @@ def split(
     )
     mirrored_variables.list_copies(strategy, mirrored, result.copies, result.made)
     _tell(result, strategy)
-    return _replaced(spec, _moved(groups, result.fetch))
+    spec = _replaced(spec, _moved(groups, result.fetch))
+    if not result.copies:
+        return spec
+    key = _HOOKS[spec.mode]
+    hook = mirrored_variables.WritesHook(result.copies, result.made)
+    return spec._replace(**{key: (*(getattr(spec, key) or ()), hook)})
 
 
 def _why_whole(batch: batches.Batch) -> str:

@@ -821,6 +821,66 @@ def test_an_estimator_trains_evaluates_and_predicts(tmp_path):
     close(outcome(mirrored), outcome(one))
 
 
+class Writing(tf1.train.SessionRunHook):
+    """Makes, and runs once, what writes a variable that a model_fn has made."""
+
+    def __init__(self, variable, write):
+        self.variable, self.write = variable, write
+
+    def begin(self):
+        self.written = self.write(self.variable, tf1.global_variables())
+
+    def after_create_session(self, session, coord):
+        session.run(self.written)
+
+
+def of_the_model(variable, listed):
+    added = variable.assign_add(tf.ones([5, 1], F64), read_value=False)
+    with tf1.control_dependencies([added]):
+        return variable.assign(variable * 2.0, read_value=False)
+
+
+def of_collections(variable, listed):
+    (mirrored,) = [each for each in listed if each.name == variable.name]
+    return mirrored.assign_add(tf.ones([5, 1], F64)).op
+
+
+def in_a_branch(variable, listed):
+    def write():
+        return tf.group(variable.assign_add(tf.ones([5, 1], F64)))
+
+    with control_flow.of_version(1):
+        return tf1.cond(tf1.placeholder_with_default(True, []), write, tf.no_op)
+
+
+def written_by_a_hook(strategy, folder, num_devices, write):
+    def model_fn(features, labels, mode):
+        w = weight("w", 5, 1)
+        loss = tf.reduce_mean((tf.matmul(features["x"], w) - labels) ** 2)
+        step = tf1.train.GradientDescentOptimizer(0.1).minimize(loss, count())
+        hooks = [Writing(w, write)]
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=step, training_hooks=hooks)
+
+    devices = [f"CPU:{k}" for k in range(num_devices)]
+    replicated = replicate.replicate_model_fn(model_fn, strategy=strategy, devices=devices)
+    config = estimator.RunConfig(session_config=exactness.session_config())
+    made = estimator.Estimator(replicated, str(folder), config)
+    made.train(input_fn)
+    return made.get_variable_value("w")
+
+
+@pytest.mark.parametrize("write", [of_the_model, of_collections])
+def test_what_a_hook_makes_to_write_a_variable_writes_all_copies(write, tmp_path):
+    mirrored = written_by_a_hook("mirrored", tmp_path / "mirrored", 2, write)
+    one = written_by_a_hook("one_device", tmp_path / "one", 1, write)
+    np.testing.assert_allclose(mirrored, one, 1e-12)
+
+
+def test_a_branch_in_which_a_hook_writes_a_variable_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="outside of branches, loops and functions; cond/"):
+        written_by_a_hook("mirrored", tmp_path, 2, in_a_branch)
+
+
 @pytest.mark.thorough
 def test_checkpoints_are_any_strategys(tmp_path):
     mirrored = split("mirrored", tmp_path)
