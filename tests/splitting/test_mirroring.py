@@ -706,6 +706,24 @@ def test_an_initial_value_that_is_fed_is_that_of_all_copies():
         np.testing.assert_array_equal(values[variable.name], 3.0)
 
 
+def drawn_by_a_function(x, ids, y):
+    """The step itself is a call that is not repeated: it draws, between 3.0 and 3.0."""
+    held = zeros("held", [2])
+
+    @tf.function
+    def draw():
+        held.assign_add(tf.random.uniform([2], 3.0, 3.0, F64))
+        return tf.constant(1.0)
+
+    loss = tf.reduce_mean(x * held.read_value()[0])
+    with tf1.control_dependencies([loss]):
+        return loss, draw().op
+
+
+def test_a_step_that_is_a_write_which_is_not_repeated_is_followed():
+    compare(trained(Built(drawn_by_a_function, 3)), trained(Built(drawn_by_a_function)))
+
+
 def written_by_a_function(x, ids, y):
     """A function draws a bias anew, between 3.0 and 3.0, which no step does."""
     loss, step = trained_by(lambda: tf1.train.MomentumOptimizer(0.01, 0.9))(x, ids, y)
