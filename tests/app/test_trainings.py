@@ -541,12 +541,12 @@ def test_the_mean_of_checkpoints_can_be_evaluated(trained):
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (["--last", "0"], 2, "must be a whole number of at least 1"),
+        (["--last", "0"], 2, "'--last': 0 is not in the range x>=1"),
         (["--last", "9"], 1, "must be at most as many as there are checkpoints, got 9"),
         (["--checkpoints", "1,1"], 2, "must be different checkpoints"),
         (["--checkpoints", "1,7"], 1, "--checkpoint 7: must be a checkpoint"),
         (["--last", "2", "--output", "{out}"], 1, "must be another folder than model_dir"),
-        ([], 2, "one of the arguments --last --checkpoints is required"),
+        ([], 2, "One of --last and --checkpoints is required"),
     ],
 )
 def test_a_mean_that_cannot_be_is_refused(trained, options, code, text):
