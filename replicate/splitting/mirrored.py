@@ -12,20 +12,18 @@ class Mirrored:
     """The variables of a graph of which each device has a copy.
 
     Each write of such a variable, by an optimizer, an initializer or a checkpoint, is repeated for
-    each copy, from the same values. After one that cannot be repeated, as one in a loop, the new
-    value is written to the copies. Whoever runs such a write by itself, as a hook, would leave them
-    behind: a variable with such a write that no step runs has no copies.
+    each copy, from the same values. A variable with a write that cannot be repeated, as one in a
+    loop, has no copies: whoever ran that write would leave them behind.
 
     Args:
         graph: The graph, not split yet.
         structure: Its loops.
         variables: The variables, on the first device.
-        step: What is run together with all that waits for it.
         devices: The devices.
 
     Attributes:
         handles: What holds the variables.
-        writes: What writes them, and what leaves loops that do.
+        writes: What writes them, in order.
         functions: The functions of later devices.
     """
 
@@ -34,7 +32,6 @@ class Mirrored:
         graph: tf.Graph,
         structure: loops.Structure,
         variables: Sequence[tf.Variable],
-        step: Collection[tf.Operation],
         devices: Sequence[str],
     ):
         self._structure = structure
@@ -44,18 +41,14 @@ class Mirrored:
         writes = {
             each.op: [op for op in users(each) if effects.changes_state(op)] for each in handles
         }
-        self.handles = self._followed(writes, step)
-        found = [op for handle in self.handles for op in writes[handle]]
-        self._repeated = {op for op in found if self._can_be_repeated(op, self.handles)}
-        roots = {structure.root(op) for op in found} - {None}
-        exits = [op for op in graph.get_operations() if roots and op.type in kinds.EXITS]
-        exits = [op for op in exits if structure.root(op) in roots and structure.loop(op) is None]
+        self.handles = self._repeated(writes)
         # NOTE: TensorFlow lists what uses a tensor in an order of addresses.
-        self.writes = sorted({*found, *exits}, key=lambda op: op._id)
+        found = {op: None for handle in self.handles for op in writes[handle]}
+        self.writes = dict.fromkeys(sorted(found, key=lambda op: op._id))
 
     def is_repeated(self, op: tf.Operation) -> bool:
         """Whether an operation writes variables, and each device writes its copies as well."""
-        return op in self._repeated
+        return op in self.writes
 
     def is_cheap(self, op: tf.Operation) -> bool:
         """Whether each device had better make for itself what an operation makes."""
@@ -64,31 +57,29 @@ class Mirrored:
         # What the model has put elsewhere stays there; what uses a variable is where that is.
         return op.type in kinds.READS or op.device in ("", *self._devices[:1])
 
-    def _followed(
-        self, writes: dict[tf.Operation, list[tf.Operation]], step: Collection[tf.Operation]
-    ) -> list[tf.Operation]:
-        """Returns what holds variables whose copies follow every write, also one aside of steps."""
-        followed = list(writes)
+    def _repeated(self, writes: dict[tf.Operation, list[tf.Operation]]) -> list[tf.Operation]:
+        """Returns what holds variables of which each write can be repeated."""
+        found = list(writes)
         while True:
-            before = followed
-            followed = [
+            before = found
+            found = [
                 handle
                 for handle in before
-                if all(op in step or self._can_be_repeated(op, before) for op in writes[handle])
+                if all(self._can_be_repeated(op, before) for op in writes[handle])
             ]
-            if followed == before:
-                return followed
+            if found == before:
+                return found
 
     def _can_be_repeated(self, op: tf.Operation, handles: Collection[tf.Operation]) -> bool:
         """Whether a write can be made of each copy as well, given what holds the variables."""
         if self._structure.own_loop(op) is not None:
             return False
-        if any(handle not in handles for handle in handles_of(op)):
+        if any(handle not in handles for handle in _handles_of(op)):
             return False
         return self.functions.can_be_copied(op.node_def)
 
 
-def handles_of(op: tf.Operation) -> dict[tf.Operation, None]:
+def _handles_of(op: tf.Operation) -> dict[tf.Operation, None]:
     """Returns what holds the variables that an operation uses, and other resources."""
     return {_made_by(tensor): None for tensor in op.inputs if tensor.dtype == tf.resource}
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import operations
 from replicate.splitting import analysis as analyses
 from replicate.splitting import mirrored as mirroring
 from replicate.splitting import states
@@ -183,8 +182,7 @@ class _Plan:
         structure = loops.Structure(self._graph, effects.with_behind(self._graph, tensors))
         self._assumptions = loops.Assumptions(structure)
         self._groups = [[moved_to(self.moved, each) for each in group] for group in asked.groups]
-        step = operations.executed_by([each for group in self._groups for each in group])
-        copies = mirroring.Mirrored(self._graph, structure, asked.mirrored, step, asked.devices)
+        copies = mirroring.Mirrored(self._graph, structure, asked.mirrored, asked.devices)
         handles = [op.outputs[0] for op in copies.handles]
         static_rows, number = asked.static_rows, len(asked.devices)
         self._ops, self._aside = _order(tensors, handles, structure, self.moved, static_rows)

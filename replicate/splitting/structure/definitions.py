@@ -10,9 +10,10 @@ from replicate.splitting.structure import kinds, order
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf")
+CASES = ("Case", "StatelessCase")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 WRITTEN = (*LOOPS, *BRANCHES, *CALLS)
-CALLING = (*WRITTEN, "Case", "StatelessCase")
+CALLING = (*WRITTEN, *CASES)
 
 # Stateless operations that cannot be moved, or are control flow already.
 _REFUSED = frozenset(

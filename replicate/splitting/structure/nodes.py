@@ -313,16 +313,12 @@ def maker(reference: Waited) -> Maker:
 
 
 def resolved(reference: Waited, made: Made) -> tf.Tensor | tf.Operation:
-    """Returns what a reference stands for, once new operations are made.
-
-    It is an operation, if that has no outputs.
-    """
+    """Returns what a reference stands for, once new operations are made."""
     if not isinstance(reference, str):
         return reference
     name, _, index = reference.partition(":")
     found = made[name]
-    has_outputs = isinstance(found, tf.Operation) and found.outputs
-    return found.outputs[int(index or 0)] if has_outputs else found
+    return found.outputs[int(index or 0)] if isinstance(found, tf.Operation) else found
 
 
 def attribute(value: Any) -> tf1.AttrValue:

@@ -44,7 +44,7 @@ class OwnFunctions:
         called = definitions.called(node)
         if not called:
             return True
-        calling = (*definitions.BRANCHES, *definitions.CALLS)
+        calling = (*definitions.BRANCHES, *definitions.CASES, *definitions.CALLS)
         return node.op in calling and all(self._is_same_anywhere(name) for name in called)
 
     def _is_same_anywhere(self, name: str) -> bool:

@@ -4,21 +4,18 @@ Each later device has a copy of a mirrored variable of its own. The first one ha
 reads its copy, makes what is made of such reads and of sums, and writes its copy as the variable is
 written, from the same values. A copy is made where a device needs it; a write is, on all devices:
 the write of the variable waits for those of the copies, so that whoever runs it, or waits for it,
-does so of them as well. A write that cannot be repeated, as one in a loop, is followed by writes of
-the new value to the copies.
+does so of them as well.
 
 NOTE: on GPUs a `ResourceScatterAdd` adds entries of one row in any order, as in TensorFlow's own
 mirrored variables: there copies may differ by rounding.
 """
 
-import collections
 import functools
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import mirrored as mirroring
 from replicate.splitting.states import COPIED, WHOLE
-from replicate.splitting.structure import definitions, effects, kinds, loops
+from replicate.splitting.structure import definitions, kinds
 from replicate.splitting.structure.nodes import (
     Attributes,
     Reference,
@@ -31,8 +28,6 @@ from replicate.splitting.structure.nodes import (
 
 if TYPE_CHECKING:
     from replicate.splitting.writing import writer as writers
-
-_Ops: TypeAlias = tuple[tf.Operation, ...]
 
 
 class Holder(NamedTuple):
@@ -73,9 +68,7 @@ class Copied:
         self._later = range(1, len(writer.devices))
         self._asked: set[tuple[tf.Operation, int]] = set()
         self._definitions: dict[tf.Operation, tuple[Attributes, Shapes]] = {}  # shared by copies
-        self._syncs: dict[tuple[tf.Operation, ...], list[str]] = {}
         self.holders: Holders = {op: self._hold(op) for op in self._mirrored.handles}
-        self._once = self._find_once()
         self._touching = self._find_touching()
 
     # The copies.
@@ -121,7 +114,8 @@ class Copied:
                 self._mirrored.functions.change(value, k)
         name = self._writer.copy_name(op, k)
         node = self._nodes.copy(op, name, self._devices[k], attributes, shapes)
-        decides = 1 if op.type == "Switch" else 0 if op.type in definitions.BRANCHES else None
+        is_branch = op.type in (*definitions.BRANCHES, *definitions.CASES)
+        decides = 1 if op.type == "Switch" else 0 if is_branch else None
         for n, tensor in enumerate(op.inputs):
             # NOTE: a branch is taken on all devices or on none; and whoever runs a write that no
             # step runs, as an initializer, may feed its value.
@@ -162,12 +156,11 @@ class Copied:
             before += [tensor.op for tensor in control.inputs]
         found = [each for op in before if op in self._touching for each in self.waits(op, k)]
         writer.want_whole(control)
-        followed = self.followed(control)
-        return [*found, control, *(followed[k - 1 : k] if k else followed)]
+        return [*found, control]
 
     def _find_touching(self) -> set[tf.Operation]:
         """Returns what is waited for since it is, or waits for, reads and writes of copies."""
-        found = set(self._once)
+        found = set()
         for op in [op for op, how in self._how.items() if how is COPIED and self.holders]:
             if op.type in kinds.READS_OF_VALUES or self._mirrored.is_repeated(op):
                 found.add(op)
@@ -182,96 +175,18 @@ class Copied:
                     waiting.append(user)
         return found
 
-    # Writes that are not repeated.
-
-    def _find_once(self) -> dict[tf.Operation, tuple[_Ops, _Ops]]:
-        """Returns what writes variables and is not repeated, and what leaves loops that do.
-
-        With each is what is over at the same time, and what holds the variables.
-        """
-        written: dict[loops.Context | tf.Operation, dict[tf.Operation, None]]
-        written = collections.defaultdict(dict)
-        exits: dict[loops.Context | tf.Operation, list[tf.Operation]]
-        exits = collections.defaultdict(list)
-        for op in self._mirrored.writes:
-            where = self._structure.root(op) or op
-            if not effects.changes_state(op):
-                exits[where].append(op)
-            elif not self._mirrored.is_repeated(op):
-                handles = [each for each in mirroring.handles_of(op) if each in self.holders]
-                written[where].update(dict.fromkeys(handles))
-        found = {}
-        for where, of_copies in written.items():
-            ops = (where,) if isinstance(where, tf.Operation) else tuple(exits[where])
-            found.update(dict.fromkeys(ops, (ops, tuple(of_copies))))
-        return found
-
-    def followed(self, op: tf.Operation) -> list[str]:
-        """Returns what, by later devices, comes after the copies of what an operation writes.
-
-        It is nothing for what is repeated, or writes no such variable.
-        """
-        if op not in self._once:
-            return []
-        ops, handles = self._once[op]
-        if ops not in self._syncs:
-            self._syncs[ops] = self._sync(ops, handles)
-        return self._syncs[ops]
-
-    def _sync(self, ops: _Ops, handles: _Ops) -> list[str]:
-        """Writes variables' values to copies behind operations; returns what waits for that."""
-        written: dict[int, list[str]] = {k: [] for k in self._later}
-        number, done = len(self._nodes.by_name), self._done(ops)
-        for handle in handles:
-            kind = tf.as_dtype(handle.get_attr("dtype"))
-            device = handle.device or self._writer.home
-            source = handle.outputs[0]
-            read = self._nodes.add("ReadVariableOp", [source], device, controls=done, dtype=kind)
-            for k in self._later:
-                inputs = [self.holders[handle][k - 1].name, read]
-                made = self._nodes.add("AssignVariableOp", inputs, self._devices[k], dtype=kind)
-                written[k].append(made)
-        if self._writer.is_finishing:
-            self._writer.run_aside.update(list(self._nodes.by_name)[number:])
-        return [
-            self._nodes.add("NoOp", [], self._devices[k], controls=waits)
-            for k, waits in written.items()
-        ]
-
-    def _done(self, ops: _Ops) -> list[Waited]:
-        """Returns what to wait for until operations are over.
-
-        NOTE: what waits for a call alone, not for its outputs, may run before its writes do.
-        """
-        found: list[Waited] = list(ops)
-        for op in ops:
-            for tensor in op.outputs if definitions.called(op.node_def) else ():
-                device = op.device or self._writer.home
-                found.append(self._nodes.add("Identity", [tensor], device, T=tensor.dtype))
-        return found
-
     # What is run.
-
-    def over(self, op: tf.Operation) -> Waited:
-        """Returns what is run in place of an operation, so that copies are written too."""
-        followed = self.followed(op)
-        if not followed:
-            return op
-        waits = [*self._done((op,)), *followed]
-        return self._nodes.add("NoOp", [], self._writer.home, controls=waits)
 
     def value(self, tensor: tf.Tensor) -> Reference:
         """Returns an output of an operation that runs once, when copies are written too.
 
         NOTE: of a function only what its outputs that are read need runs.
         """
-        op, waits = tensor.op, [*self.followed(tensor.op)]
-        if self._mirrored.is_repeated(op) and definitions.called(op.node_def):
-            for k in self._later:
-                read, device = self.view(tensor, k), self._devices[k]
-                waits.append(self._nodes.add("Identity", [read], device, T=tensor.dtype))
-        if not waits:
+        if not (self._mirrored.is_repeated(tensor.op) and definitions.called(tensor.op.node_def)):
             return tensor
-        return self._nodes.add(
-            "Identity", [tensor], self._writer.home, controls=waits, T=tensor.dtype
-        )
+        waits = []
+        for k in self._later:
+            read, device = self.view(tensor, k), self._devices[k]
+            waits.append(self._nodes.add("Identity", [read], device, T=tensor.dtype))
+        home = self._writer.home
+        return self._nodes.add("Identity", [tensor], home, controls=waits, T=tensor.dtype)

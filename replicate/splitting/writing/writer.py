@@ -107,13 +107,11 @@ class Writer:
 
     def fetch(self, wanted: types.Fetch) -> Waited:
         """Returns what is run in place of a tensor or an operation."""
-        if isinstance(wanted, tf.Operation):
-            self.want_whole(wanted)
-            return self.copied.over(wanted)
-        found = self.whole(wanted)
+        found = wanted if isinstance(wanted, tf.Operation) else self.whole(wanted)
         if isinstance(found, str):
             return found
-        self.want_whole(wanted.op)  # and not what it passes on, which may be no value to fetch
+        # NOTE: not what it passes on, which may be no value to fetch.
+        self.want_whole(getattr(wanted, "op", wanted))
         return wanted
 
     def finish(self) -> None:
@@ -339,16 +337,12 @@ class Writer:
             if found is not tensor:
                 self.changes.inputs.append((op, n, found))
         controls: list[Waited] = list(self.copied.writes(op))
-        self.copied.followed(op)
         is_changed = bool(controls)
-        is_outside = self.structure.own_loop(op) is None
         # NOTE: their order may be any, and what goes over workers is made in the same one by all.
         for control in sorted(op.control_inputs, key=lambda each: each._id):
             if not self.analysis.has_copies(control):
                 self.want_whole(control)
-                followed = self.copied.followed(control) if is_outside else []
-                controls += [control, *followed]
-                is_changed = is_changed or bool(followed)
+                controls.append(control)
                 continue
             is_changed = True
             # NOTE: nothing in devices' loops, which have frames of their own, has an effect.
