@@ -123,7 +123,7 @@ class Copied:
             is_home = n == decides or (is_fed and tensor.dtype not in kinds.HANDLES)
             read = self._writer.whole(tensor) if is_home else self._writer.view(tensor, WHOLE, k)
             node.input.append(self._nodes.name(read))
-        waits = [each for control in op.control_inputs for each in self.waits(control, k)]
+        waits = [each for control in _controls(op) for each in self.waits(control, k)]
         node.input.extend(dict.fromkeys(map(self._nodes.wait, waits)))
 
     def writes(self, op: tf.Operation) -> list[str]:
@@ -151,7 +151,7 @@ class Copied:
         is_constant = control.type == "Const" and control._get_control_flow_context() is None
         if is_constant and not control.control_inputs:
             return []
-        before = [*control.control_inputs] if is_touching and k else []
+        before = _controls(control) if is_touching and k else []
         if before and control.type == "Identity":
             before += [tensor.op for tensor in control.inputs]
         found = [each for op in before if op in self._touching for each in self.waits(op, k)]
@@ -190,3 +190,8 @@ class Copied:
             waits.append(self._nodes.add("Identity", [read], device, T=tensor.dtype))
         home = self._writer.home
         return self._nodes.add("Identity", [tensor], home, controls=waits, T=tensor.dtype)
+
+
+def _controls(op: tf.Operation) -> list[tf.Operation]:
+    """Returns what an operation waits for, in one order: TensorFlow's is that of addresses."""
+    return sorted(op.control_inputs, key=lambda each: each._id)
