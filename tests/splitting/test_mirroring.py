@@ -766,7 +766,7 @@ def test_what_is_written_and_not_repeated_has_no_copies(make, is_in_step):
             # Nor has the slot, which is written together with the variable.
             assert len(copies) == (1 if name.startswith("b_bias") else 3)
             for copy in copies:
-                np.testing.assert_allclose(copy, one[name][0], 1e-12)
+                np.testing.assert_allclose(copy, one[name][0], 1e-12, 1e-12)
 
 
 # Through an Estimator.
