@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.structure import effects, kinds, loops, own_functions
+from replicate.splitting.structure import effects, kinds, loops, order, own_functions
 
 _PASSING = ("Enter", "Identity", "RefEnter", "Switch")
 
@@ -42,9 +42,8 @@ class Mirrored:
             each.op: [op for op in users(each) if effects.changes_state(op)] for each in handles
         }
         self.handles = self._repeated(writes)
-        # NOTE: TensorFlow lists what uses a tensor in an order of addresses.
         found = {op: None for handle in self.handles for op in writes[handle]}
-        self.writes = dict.fromkeys(sorted(found, key=lambda op: op._id))
+        self.writes = dict.fromkeys(order.as_made(found))
 
     def is_repeated(self, op: tf.Operation) -> bool:
         """Whether an operation writes variables, and each device writes its copies as well."""

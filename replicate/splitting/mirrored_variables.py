@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import mirrored as mirroring
-from replicate.splitting.structure import definitions, effects, nodes
+from replicate.splitting.structure import definitions, effects, nodes, order
 from replicate.splitting.writing import copied
 from replicate.strategy import base
 from replicate.strategy.variables import variables as distributed
@@ -98,7 +98,7 @@ class WritesHook(tf1.train.SessionRunHook):
     def _new(self, holder: tf.Operation) -> list[tf.Operation]:
         """Returns what writes a variable and was not there when the graph was split, in order."""
         found = {op for op in mirroring.users(holder.outputs[0]) if op not in self._known}
-        return sorted(filter(effects.changes_state, found), key=lambda op: op._id)
+        return order.as_made(filter(effects.changes_state, found))
 
 
 def _repeat(write: tf.Operation, variable: tf.Operation, copies: Sequence[tf.Operation]) -> None:

@@ -54,6 +54,14 @@ class Behind:
         return bool(self._checks.get(control, 0) & ~read)
 
 
+def as_made(ops: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns operations in the order in which they were made, the same in each process.
+
+    TensorFlow lists what uses, or waits for, an operation in an order of addresses.
+    """
+    return sorted(ops, key=lambda op: op._id)
+
+
 def is_way_back(op: tf.Operation, tensor: tf.Tensor) -> bool:
     """Whether an operation reads a tensor from a loop's iteration before."""
     return tensor.op.type in kinds.WAYS_BACK and op.type in ("Merge", "RefMerge")

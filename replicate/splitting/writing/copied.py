@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.states import COPIED, WHOLE
-from replicate.splitting.structure import definitions, kinds
+from replicate.splitting.structure import definitions, kinds, order
 from replicate.splitting.structure.nodes import (
     Attributes,
     Reference,
@@ -116,24 +116,22 @@ class Copied:
         node = self._nodes.copy(op, name, self._devices[k], attributes, shapes)
         is_branch = op.type in (*definitions.BRANCHES, *definitions.CASES)
         decides = 1 if op.type == "Switch" else 0 if is_branch else None
+        # NOTE: a branch is taken on all devices or on none; and whoever runs a write that no step
+        # runs, as an initializer, may feed its value.
+        is_fed = self._writer.is_finishing and self._mirrored.is_repeated(op)
         for n, tensor in enumerate(op.inputs):
-            # NOTE: a branch is taken on all devices or on none; and whoever runs a write that no
-            # step runs, as an initializer, may feed its value.
-            is_fed = self._writer.is_finishing and self._mirrored.is_repeated(op)
             is_home = n == decides or (is_fed and tensor.dtype not in kinds.HANDLES)
             read = self._writer.whole(tensor) if is_home else self._writer.view(tensor, WHOLE, k)
             node.input.append(self._nodes.name(read))
-        waits = [each for control in _controls(op) for each in self.waits(control, k)]
+        waits = [
+            each for control in order.as_made(op.control_inputs) for each in self.waits(control, k)
+        ]
         node.input.extend(dict.fromkeys(map(self._nodes.wait, waits)))
 
     def writes(self, op: tf.Operation) -> list[str]:
         """Returns the copies of an operation that writes variables; of any other one, nothing."""
         is_repeated = self._mirrored.is_repeated(op)
         return [self._want(op, k) for k in self._later if is_repeated]
-
-    def finish(self) -> None:
-        """Adds what is missing once all copies are written."""
-        self._mirrored.functions.add()
 
     # What waits for what.
 
@@ -151,7 +149,7 @@ class Copied:
         is_constant = control.type == "Const" and control._get_control_flow_context() is None
         if is_constant and not control.control_inputs:
             return []
-        before = _controls(control) if is_touching and k else []
+        before = order.as_made(control.control_inputs) if is_touching and k else []
         if before and control.type == "Identity":
             before += [tensor.op for tensor in control.inputs]
         found = [each for op in before if op in self._touching for each in self.waits(op, k)]
@@ -190,8 +188,3 @@ class Copied:
             waits.append(self._nodes.add("Identity", [read], device, T=tensor.dtype))
         home = self._writer.home
         return self._nodes.add("Identity", [tensor], home, controls=waits, T=tensor.dtype)
-
-
-def _controls(op: tf.Operation) -> list[tf.Operation]:
-    """Returns what an operation waits for, in one order: TensorFlow's is that of addresses."""
-    return sorted(op.control_inputs, key=lambda each: each._id)

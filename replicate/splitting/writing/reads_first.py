@@ -34,8 +34,8 @@ def found(written: writers.Writer, before: _Before) -> dict[Maker, list[Maker]]:
         ends = dict.fromkeys(end for read in reading for end in running.ends(read))
         copies = [each for each in dict.fromkeys([*reading, *ends]) if isinstance(each, str)]
         copies = [each for each in copies if each in behind]
+        free = [end for end in ends if end not in behind]
         for write in waiting:
-            free = [end for end in ends if end not in behind]
             first[write] = [*first.get(write, ()), *free, *running.over(copies, write, behind)]
     return first
 

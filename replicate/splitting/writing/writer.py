@@ -30,7 +30,7 @@ from replicate.splitting.states import (
     RowNumbers,
     Rows,
 )
-from replicate.splitting.structure import effects, kinds
+from replicate.splitting.structure import effects, kinds, order
 from replicate.splitting.structure import nodes as definitions
 from replicate.splitting.structure.nodes import Nodes, Reference, Waited, output
 from replicate.splitting.writing import (
@@ -122,7 +122,7 @@ class Writer:
             self.want_whole(op)
         self._empty_queue()
         self.run_aside |= self.run_whole.keys() - step
-        self.copied.finish()
+        self.analysis.mirrored.functions.add()
         self.in_loops.finish()
 
     def is_aside(self, each: definitions.Maker) -> bool:
@@ -338,8 +338,8 @@ class Writer:
                 self.changes.inputs.append((op, n, found))
         controls: list[Waited] = list(self.copied.writes(op))
         is_changed = bool(controls)
-        # NOTE: their order may be any, and what goes over workers is made in the same one by all.
-        for control in sorted(op.control_inputs, key=lambda each: each._id):
+        # NOTE: what goes over workers is made in the same order by all.
+        for control in order.as_made(op.control_inputs):
             if not self.analysis.has_copies(control):
                 self.want_whole(control)
                 controls.append(control)
