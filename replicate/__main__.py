@@ -2,7 +2,7 @@
 
 import sys
 
-from replicate.app.console import interrupts, streams
+from replicate.console import interrupts, streams
 
 
 def main() -> int:

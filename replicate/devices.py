@@ -12,9 +12,10 @@ import re
 import weakref
 from collections.abc import Iterable, Sequence
 
-from replicate import errors, messages
+from replicate import errors
 from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 
 _KNOWN_TYPES = ("CPU", "GPU", "TPU")
 _SPELLING = re.compile(

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from replicate import choices, messages, progress, types
+from replicate import choices, progress, types
 from replicate import devices as device_names
 from replicate.compat import collector
 from replicate.compat.tensorflow import tf
+from replicate.console import messages
 from replicate.exporting import saver
 from replicate.graph import batches
 from replicate.splitting import batches as splitting_batches

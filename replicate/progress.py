@@ -12,8 +12,9 @@ import time
 import weakref
 from typing import TextIO
 
-from replicate import messages, types
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 
 _EVERY_ON_TERMINAL, _EVERY_ELSEWHERE = 0.1, 10.0  # seconds between two states
 _LABELS = {types.TRAIN: "train", types.EVAL: "evaluate"}

@@ -16,9 +16,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replicate import errors, messages, types
+from replicate import errors, types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.strategy import context
 from replicate.strategy.towers import sharing
 from replicate.strategy.variables import copies, creation, distributed_variable

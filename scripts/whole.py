@@ -59,7 +59,7 @@ def main(arguments=None) -> int:
 def _be_quiet() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    from replicate import messages
+    from replicate.console import messages
 
     messages.show_news(False)
 

@@ -27,9 +27,10 @@ os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 try:
     import pytest
 
-    from replicate import devices, messages
+    from replicate import devices
     from replicate.compat import tensorflow as tfc
     from replicate.compat.tensorflow import tf, tf1
+    from replicate.console import messages
 
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],

@@ -8,8 +8,9 @@ import types
 import pytest
 
 import replicate
-from replicate import estimator, messages, progress
+from replicate import estimator, progress
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # a temporary folder
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from replicate import messages
 from replicate.compat import advice, collector, versions
+from replicate.console import messages
 
 versions.choose_keras(os.environ)  # before TensorFlow, which looks at it while it is imported
 try:

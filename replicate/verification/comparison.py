@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replicate import messages, types
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.verification import inputs, judgement, measures, races, runs, subjects
 
 MODES = (types.TRAIN, types.EVAL, types.PREDICT)

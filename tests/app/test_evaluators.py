@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from replicate.app.command import cli
-from replicate.app.console import interrupts
 from replicate.app.runs import checkpoints
 from replicate.app.training import outcomes, trainings
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import interrupts
 from replicate.strategy.cluster import cluster
 
 WORKERS = {"chief": ["a:1"], "worker": ["a:2"]}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from replicate import errors
-from replicate.app.console import interrupts
 from replicate.app.training import hooks
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import interrupts
 
 
 class Shown:

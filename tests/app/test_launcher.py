@@ -18,7 +18,7 @@ from rich import console
 from replicate import errors
 from replicate.app.cluster import launcher, places, view
 from replicate.app.command import cli
-from replicate.app.console import progress
+from replicate.console import progress
 from tests.cluster import processes
 
 TOP = pathlib.Path(__file__).parents[2]
@@ -72,7 +72,7 @@ print("result of", name)
 LAUNCHER = """
 import pathlib, sys
 from replicate.app.cluster import launcher, places
-from replicate.app.console import interrupts, progress
+from replicate.console import interrupts, progress
 folder = sys.argv[1]
 wanted = launcher.Wanted(places.Size(2, 2), 0, False, 2)
 command = lambda name: [sys.executable, folder + "/child.py", name, folder]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from replicate import errors
-from replicate.app.console import json_output
 from replicate.app.training import predictions
 from replicate.compat.tensorflow import tf
+from replicate.console import json_output
 
 ROWS = [
     {"p": np.float32([0.25, 0.75]), "digit": np.int64(1), "name": b"one"},

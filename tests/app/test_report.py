@@ -3,8 +3,8 @@
 import numpy as np
 
 from replicate.app.command import report
-from replicate.app.console import json_output
 from replicate.app.inspect import description, traffic
+from replicate.console import json_output
 from replicate.splitting import report as splitting
 
 TWO = tuple(f"/device:CPU:{number}" for number in range(2))

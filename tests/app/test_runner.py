@@ -10,9 +10,9 @@ import pytest
 
 from replicate.app.command import cli, model_commands
 from replicate.app.config import config, functions
-from replicate.app.console import progress
 from replicate.app.training import device_choice, predictions, runner
 from replicate.compat.tensorflow import tf
+from replicate.console import progress
 from replicate.strategy.cluster import cluster as clusters
 
 MODEL = '''

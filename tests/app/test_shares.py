@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from replicate.app.config import config, input_config
-from replicate.app.console import interrupts, progress
 from replicate.app.data import inputs, section_inputs
 from replicate.app.training import estimators, running, steps
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import interrupts, progress
 from replicate.strategy.cluster import cluster
 
 

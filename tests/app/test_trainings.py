@@ -13,7 +13,6 @@ import pytest
 import replicate
 from replicate.app.command import cli
 from replicate.app.config import config
-from replicate.app.console import interrupts
 from replicate.app.runs import folders
 from replicate.app.training import (
     estimators,
@@ -23,6 +22,7 @@ from replicate.app.training import (
     trainings,
 )
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import interrupts
 
 MODEL = '''
 from replicate import estimator

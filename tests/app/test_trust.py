@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import replicate
-from replicate import errors, messages
+from replicate import errors
 from replicate.app.cluster import launcher
 from replicate.app.command import cli
 from replicate.app.config import config, documents, files, input_config
@@ -23,6 +23,7 @@ from replicate.app.inspect import absences, starter
 from replicate.app.runs import atomic_files, folders, records
 from replicate.app.training import predictions
 from replicate.compat.tensorflow import tf
+from replicate.console import messages
 from replicate.strategy.cluster import cluster as clusters
 
 PACKAGE = pathlib.Path(replicate.__file__).parent

@@ -14,7 +14,7 @@ import pytest
 from replicate import errors
 from replicate.app.cluster import launcher, places
 from replicate.app.command import cli
-from replicate.app.console import interrupts
+from replicate.console import interrupts
 from tests.cluster import test_launch, test_restarts
 
 DELAY = 0.01  # seconds, in place of 1

@@ -13,7 +13,7 @@ import pytest
 from replicate import errors
 from replicate.app.cluster import launcher, lifeline, places
 from replicate.app.command import cli
-from replicate.app.console import interrupts, progress
+from replicate.console import interrupts, progress
 from tests.cluster import processes, test_launch
 
 FIRST, LONGEST = 0.01, 0.04  # seconds before a restart, in place of 1 and 30

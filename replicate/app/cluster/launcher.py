@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from replicate import errors
 from replicate.app.cluster import lifeline, places, process, view
-from replicate.app.console import interrupts, progress
 from replicate.app.runs import folders
+from replicate.console import interrupts, progress
 
 _HOST = "127.0.0.1"
 SCRIPT = (sys.executable, "-m", lifeline.__name__)  # runs a command that knows of no launcher

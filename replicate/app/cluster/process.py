@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 
 from replicate import errors
 from replicate.app.cluster import lifeline
-from replicate.app.console import interrupts
+from replicate.console import interrupts
 
 # Codes of processes that have ended as those do that are asked to.
 AS_ASKED = (interrupts.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicate.app.cluster import process
-from replicate.app.console import interrupts, progress
+from replicate.console import interrupts, progress
 
 CHIEF, EVALUATOR = SHOWN = ("chief:0", "evaluator:0")  # whose lines are shown
 _USUAL = ("trains", "evaluates", "serves")

@@ -12,10 +12,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicate import errors, messages
+from replicate import errors
 from replicate.app.cluster import lifeline
 from replicate.app.command import command_line
-from replicate.app.console import failures, interrupts, streams
+from replicate.console import failures, interrupts, messages, streams
 
 _RAN, _FAILED, _BAD_USAGE = 0, 1, 2  # exit codes, with interrupts.INTERRUPTED
 _LIGHT = ("check", "init", "launch", "plot")  # they import no TensorFlow

@@ -4,12 +4,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from replicate import errors, messages
+from replicate import errors
 from replicate.app.cluster import launcher, places, view
 from replicate.app.command import requests
 from replicate.app.config import config, sections
-from replicate.app.console import interrupts, progress
 from replicate.app.inspect import absences
+from replicate.console import interrupts, messages, progress
 
 _FAILED, _BAD_USAGE = 1, 2  # exit codes
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from replicate import errors
 from replicate.app.command import report, requests
 from replicate.app.config import config, sections
-from replicate.app.console import json_output, progress
 from replicate.app.inspect import description
 from replicate.app.runs import records
 from replicate.app.training import exports, hooks, predictions, runner, trials
+from replicate.console import json_output, progress
 
 _DIFFERS = 1  # the exit code
 _OF_MODEL = ("model_fn:", "params.", "params:")  # keys that a checkpoint must fit

@@ -8,8 +8,8 @@ from rich import console as rich_console
 from rich import table as rich_table
 from rich import text as rich_text
 
-from replicate.app.console import json_output
 from replicate.app.inspect import description
+from replicate.console import json_output
 from replicate.splitting import report as splitting
 
 _MAX_LISTED = 4  # devices

@@ -19,8 +19,8 @@ from replicate.app.config import (
     schema,
     sections,
 )
-from replicate.app.console import json_output
 from replicate.app.inspect import absences
+from replicate.console import json_output
 
 _SECTIONS = {
     **dict.fromkeys(("describe", "launch", "train", "verify"), "train"),

@@ -16,9 +16,10 @@ from typing import Any
 
 import filelock
 
-from replicate import errors, messages
+from replicate import errors
 from replicate.app.config import files, input_config
 from replicate.compat.tensorflow import tf
+from replicate.console import messages
 
 _NOT_OF_ROWS = {"batch_size", "cache", "file", "prefetch", "repeat", "shuffle"}
 _held: dict[str, filelock.FileLock] = {}  # by place, until the process ends

@@ -19,10 +19,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from replicate import errors, messages, types
+from replicate import errors, types
 from replicate.app.config import files, functions, input_config
 from replicate.app.data import caching, npz, positions, tables
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.graph import rows
 from replicate.strategy.cluster import cluster as clusters
 

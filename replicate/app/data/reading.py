@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 
 from google.protobuf import message
 
-from replicate import errors, messages
+from replicate import errors
 from replicate.app.config import config, input_config
 from replicate.app.data import inputs, records
 from replicate.app.runs import checkpoints
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.training import row_counts
 
 _OURS = re.compile(r"\bRunError: (.*)")

@@ -4,8 +4,9 @@ import itertools
 
 from google.protobuf import message
 
-from replicate import errors, messages
+from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 
 _RECORDS = 100  # that are looked at
 DTYPES = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replicate import errors, messages
+from replicate import errors
 from replicate.app.runs import atomic_files, checkpoints
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 
 _RECORD = "averaged.json"  # beside the checkpoint: what it was made of
 _MAX_NAMED = 3

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from replicate import errors, messages
+from replicate import errors
 from replicate.app.runs import atomic_files, records
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 
 BEST, AVERAGED = "best", "averaged"  # folders of model_dir with a checkpoint of their own
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import filelock
 
-from replicate import errors, messages
+from replicate import errors
+from replicate.console import messages
 
 _TRAINING, _LAUNCH = "training.lock", "launch.lock"
 

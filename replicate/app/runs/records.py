@@ -12,9 +12,9 @@ import yaml
 
 import replicate
 from replicate.app.config import documents
-from replicate.app.console import json_output
 from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf
+from replicate.console import json_output
 
 CONFIG, RUN, METRICS = documents.RECORD, "run.json", "metrics.json"
 _NEEDED = {RUN: {"replicate", "start_step"}, METRICS: {"step", "metrics"}}

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from replicate import errors, estimator, model_fn, types
 from replicate.app.config import config, functions
-from replicate.app.console import failures
 from replicate.app.runs import checkpoints
 from replicate.app.training import device_choice, optimizers, predictions
 from replicate.compat import estimator as compat_estimator
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import failures
 from replicate.strategy import base
 from replicate.strategy.cluster import cluster as clusters
 from replicate.towers import metrics

@@ -10,11 +10,11 @@ from typing import Any
 
 from replicate import errors, estimator, types
 from replicate.app.config import config, sections
-from replicate.app.console import json_output
 from replicate.app.data import inputs, section_inputs
 from replicate.app.runs import atomic_files, folders
 from replicate.app.training import features_read, improvement
 from replicate.compat.tensorflow import tf
+from replicate.console import json_output
 from replicate.exporting import export
 
 _RECORD = "evaluation.json"  # below assets.extra: the metrics of the model beside it

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from replicate import errors, estimator, types
 from replicate import progress as progress_line
 from replicate.app.config import functions
-from replicate.app.console import interrupts, progress
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import interrupts, progress
 from replicate.graph import collectives
 from replicate.strategy.cluster import cluster as clusters
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from replicate import errors
 from replicate.app.config import sections, types
-from replicate.app.console import json_output
 from replicate.app.runs import atomic_files, checkpoints
 from replicate.compat.tensorflow import tf
+from replicate.console import json_output
 
 FILE = "early_stopping.json"
 _RECORD = ".metrics.json"  # behind a checkpoint's path: the metrics of its evaluation

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 from replicate import estimator
 from replicate.app.config import sections
-from replicate.app.console import json_output
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import checkpoints, records
 from replicate.app.training import exports, hooks, improvement, running
 from replicate.compat.tensorflow import tf
+from replicate.console import json_output
 
 Metrics: TypeAlias = Mapping[str, Any]
 """Those of an evaluation, by name, with `loss` and `global_step`."""

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from replicate import errors, messages
+from replicate import errors
 from replicate.app.config import types
-from replicate.app.console import json_output
 from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import json_output, messages
 from replicate.exporting import predictor as predictors
 
 

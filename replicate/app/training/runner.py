@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from replicate import errors, verification
 from replicate.app.cluster import tasks
 from replicate.app.config import config, sections
-from replicate.app.console import interrupts, progress
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import averaging, checkpoints, folders, fresh_starts
 from replicate.app.training import (
@@ -20,6 +19,7 @@ from replicate.app.training import (
     running,
     trainings,
 )
+from replicate.console import interrupts, progress
 from replicate.strategy.cluster import membership
 
 _T = TypeVar("_T")

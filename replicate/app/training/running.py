@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from replicate.app.config import config, sections
-from replicate.app.console import interrupts, progress
 from replicate.app.data import section_inputs
 from replicate.app.training import device_choice, improvement
+from replicate.console import interrupts, progress
 from replicate.strategy.cluster import cluster as clusters
 
 STEPS, EPOCHS, EARLY_STOPPING = "steps", "epochs", "early_stopping"

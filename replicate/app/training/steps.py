@@ -3,9 +3,8 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from replicate import errors, estimator, messages, types
+from replicate import errors, estimator, types
 from replicate.app.config import sections
-from replicate.app.console import interrupts
 from replicate.app.data import inputs, reading, section_inputs
 from replicate.app.runs import checkpoints
 from replicate.app.training import (
@@ -18,6 +17,7 @@ from replicate.app.training import (
     running,
 )
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import interrupts, messages
 from replicate.graph import collectives
 from replicate.strategy.cluster import membership
 

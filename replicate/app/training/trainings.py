@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from replicate import errors
 from replicate.app.config import config, files
-from replicate.app.console import interrupts, progress
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import checkpoints, records
 from replicate.app.training import device_choice, estimators, outcomes, running, steps
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import interrupts, progress
 
 _PAUSE = 0.5  # seconds between two looks for a checkpoint
 

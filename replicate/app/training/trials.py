@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicate.app.config import config
-from replicate.app.console import interrupts, progress
 from replicate.app.training import runner, trainings
+from replicate.console import interrupts, progress
 
 
 class _Display(progress.Display):

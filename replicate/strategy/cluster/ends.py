@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from replicate import messages, types
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.graph import batches, collectives, operations, reductions, rows
 
 _NEXT = "IteratorGetNext"

@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from replicate import errors, messages, types
+from replicate import errors, types
 from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.graph import collectives, operations, reductions
 from replicate.strategy.cluster import ends, manifest, synchronous
 from replicate.strategy.cluster.membership import Membership

@@ -17,10 +17,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from replicate import errors, messages, types
+from replicate import errors, types
 from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.graph import isolation
 from replicate.strategy import context, conversion
 from replicate.strategy.towers import sharing

@@ -5,8 +5,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from replicate import devices as device_names
-from replicate import messages, types
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.graph import isolation
 from replicate.strategy import context
 from replicate.strategy.variables import copies, variables

@@ -12,10 +12,10 @@ import tempfile
 
 import pytest
 
-from replicate import messages
+from replicate.console import messages
 from tests.test_docs import anchors
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 LONG = "Partitioned variables are turned off under a strategy: https://example.org/a-long-path"
 
 
@@ -133,7 +133,8 @@ def test_what_cannot_be_held_back_comes_as_it_is(capfd, monkeypatch):
 
 def test_the_last_words_of_an_import_that_aborts_are_shown():
     code = (
-        "import os; from replicate import messages; files = [os.dup(0) for _ in range(20)]\n"
+        "import os; from replicate.console import messages; "
+        "files = [os.dup(0) for _ in range(20)]\n"
         "with messages.loading('TensorFlow'):\n"
         f"    os.write(2, {NOISE!r} + b'F0000 the CPU lacks AVX'); os.abort()"
     )

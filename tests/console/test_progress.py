@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich import console
 
-from replicate.app.console import progress
+from replicate.console import progress
 
 
 @pytest.fixture(name="screen")
@@ -237,9 +237,8 @@ def test_quiet_shows_nothing(screen):
 def test_a_reader_that_has_gone_ends_no_work():
     ours, theirs = os.pipe()
     os.close(ours)  # as `head` does
-    said = (
-        "import sys; from replicate.app.console import progress; shown = progress.Display(); "
-        + ("shown.say('one'); shown.say('two'); print('done')")
+    said = "import sys; from replicate.console import progress; shown = progress.Display(); " + (
+        "shown.say('one'); shown.say('two'); print('done')"
     )
     done = subprocess.run(
         [sys.executable, "-c", said], stdout=subprocess.PIPE, stderr=theirs, check=False

@@ -5,7 +5,8 @@ import re
 import traceback
 from pathlib import Path
 
-from replicate import errors, messages
+from replicate import errors
+from replicate.console import messages
 
 _LIBRARIES = ("site-packages", "<frozen")
 _NO_MEMORY = re.compile(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)")
@@ -47,7 +48,7 @@ def located(error: BaseException) -> str:
 
 def _users_line(error: BaseException) -> str:
     """Returns `file:line: ` of the innermost line that is neither ours nor a library's."""
-    ours = str(Path(__file__).parents[2])
+    ours = str(Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         is_ours = frame.filename.startswith(ours) and "examples" not in frame.filename
         if not is_ours and not any(part in frame.filename for part in _LIBRARIES):

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from replicate.app.console import screen
+from replicate.console import screen
 
 TOP = pathlib.Path(__file__).parents[2]
 
@@ -93,7 +93,7 @@ def on_terminal(code):
 SHOWN = """
 import logging, os, sys, time
 handler = logging.StreamHandler()  # keeps the stream it was made with
-from replicate.app.console import progress
+from replicate.console import progress
 logger = logging.getLogger("theirs")
 logger.addHandler(handler)
 with progress.Display() as display:
@@ -121,7 +121,7 @@ def test_bars_do_not_cut_what_others_write():
 def test_a_terminal_is_told_what_is_loaded(wanted):
     shown, code = on_terminal(
         "import os\n"
-        "from replicate import messages\n"
+        "from replicate.console import messages\n"
         f"messages.show_progress({wanted})\n"
         "with messages.loading('TensorFlow'):\n"
         "    os.write(2, b'I0000 00:00:1 port.cc:153] a greeting\\nanother word\\n')\n"

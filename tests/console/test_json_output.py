@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from replicate.app.console import json_output
+from replicate.console import json_output
 
 TOP = pathlib.Path(__file__).parents[2]
 
 CODE = """
 import os, subprocess, sys
-from replicate.app.console import json_output
+from replicate.console import json_output
 
 print("before")
 with json_output.alone() as out:

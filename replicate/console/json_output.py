@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-from replicate import messages
-from replicate.app.console import streams
+from replicate.console import messages, streams
 
 STEP = "global_step"
 

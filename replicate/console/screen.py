@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from replicate import messages
-from replicate.app.console import streams
+from replicate.console import messages, streams
 
 _CHUNK = 65536
 _TICK = 0.05  # seconds between two looks whether the capture is over

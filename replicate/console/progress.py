@@ -11,8 +11,7 @@ from rich import console as rich_console
 from rich import progress as rich_progress
 from rich import text as rich_text
 
-from replicate import messages
-from replicate.app.console import screen, streams
+from replicate.console import messages, screen, streams
 
 _LEAST_BAR = 8  # columns
 _REMEMBERED = 50  # updates over which the speed is taken

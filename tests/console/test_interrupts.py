@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from replicate.app.console import interrupts
+from replicate.console import interrupts
 
 
 def wait_for(condition):

@@ -1,1 +1,0 @@
-"""The terminal: progress, interrupts, failures in one line."""

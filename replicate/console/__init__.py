@@ -1,0 +1,1 @@
+"""What people are told, by commands and from Python: messages, progress, interrupts, failures."""
