@@ -83,7 +83,6 @@ TAKEN = _rows(
             "_update_input": "what is whole reads joined values in place of originals",
             "_get_control_flow_context": "what runs under a condition is not changed",
             "_set_control_flow_context": "copies of a loop's exits belong to that loop",
-            "_set_attr": "loops that draw random numbers make one turn at a time",
             "_clear_attr": "what reads a variable leaves what else it was put beside",
             "_set_device": "what reads a variable is put beside it",
         },

@@ -8,7 +8,7 @@ from replicate.app.runs import checkpoints, records
 from replicate.compat.tensorflow import tf
 
 _CHECKPOINT = re.compile(
-    r"(?P<name>model\.ckpt-\d+)\.(index|meta|data-\d{5}-of-\d{5}|(metrics|random)\.json)(\.(tmp|damaged))?"
+    r"(?P<name>model\.ckpt-\d+)\.(index|meta|data-\d{5}-of-\d{5}|metrics\.json)(\.(tmp|damaged))?"
 )
 _EVENTS = re.compile(r"events\.out\.tfevents\.\d+\..+")
 _FILES = re.compile(

@@ -352,7 +352,6 @@ def savers(
     spec: estimator.EstimatorSpec,
     config: estimator.RunConfig,
     every_steps: int | None = None,
-    listeners: Sequence[tf1.train.CheckpointSaverListener] = (),
 ) -> Sequence[tf1.train.SessionRunHook]:
     """Returns what saves checkpoints in an Estimator's place; nothing where a hook does already.
 
@@ -364,7 +363,6 @@ def savers(
         spec: The EstimatorSpec of mode TRAIN.
         config: The RunConfig.
         every_steps: A checkpoint is saved at multiples of these steps as well.
-        listeners: What is told of checkpoints.
     """
     given = (*spec.training_hooks, *spec.training_chief_hooks)
     is_wanted = config.save_checkpoints_secs or config.save_checkpoints_steps
@@ -374,7 +372,6 @@ def savers(
         config.model_dir,
         save_steps=1,  # until it has the timer below
         saver=_Saver(spec.scaffold),
-        listeners=list(listeners),
         save_graph_def=config.checkpoint_save_graph_def,
     )
     steps = filter(None, (config.save_checkpoints_steps, every_steps))

@@ -13,13 +13,16 @@ from replicate.app.training import (
     hooks,
     numerics,
     optimizers,
-    random_numbers,
     running,
 )
 from replicate.compat.tensorflow import tf, tf1
 from replicate.console import interrupts, messages
 from replicate.graph import collectives
+from replicate.splitting.lowering import stateless_draws
+from replicate.splitting.structure import replacing
 from replicate.strategy.cluster import membership
+
+_MAX_NAMED = 3  # operations
 
 
 class Steps:
@@ -153,25 +156,34 @@ class Steps:
         # NOTE: features are not what workers take their steps with: to read them takes a batch.
         workers = self._workers()
         self._rows = hooks.rows_of(features) if workers.is_alone else workers.rows
-        first: list[tf1.train.SessionRunHook] = []
-        last: list[tf1.train.SessionRunHook] = []
-        listeners: list[tf1.train.CheckpointSaverListener] = []
-        settings, task, folder = self._run.settings, self._run.task, self._run.model_dir
+        settings, task = self._run.settings, self._run.task
         if settings.seed is not None and not task.servers:
-            states = random_numbers.states_of(spec)
-            spec = spec._replace(loss=states.moved(spec.loss))
-            say, start = self._run.display.say, self._goal.start
-            is_of_chief = not task.is_chief and settings.random_numbers != "one_device"
-            first.append(random_numbers.RestoringHook(states, folder, say, start, is_of_chief))
-            listeners.append(random_numbers.SavingListener(states, folder))
+            spec = self._keyed_by_step(spec)
         if not task.is_chief:
-            return spec._replace(training_hooks=(*first, *spec.training_hooks))
+            return spec
+        last: list[tf1.train.SessionRunHook] = []
         if self._wanted.check_numerics:  # ahead of what saves
             last.append(numerics.NumericsHook(spec.loss, spec.train_op, features, labels))
         if not any(isinstance(one, tf1.train.CheckpointSaverHook) for one in self._own_hooks):
-            last += hooks.savers(spec, config, settings.evaluated_every, listeners)
-        # What saves asks the states, which must be there: so it comes after what restores them.
-        return spec._replace(training_chief_hooks=(*first, *spec.training_chief_hooks, *last))
+            last += hooks.savers(spec, config, settings.evaluated_every)
+        return spec._replace(training_chief_hooks=(*spec.training_chief_hooks, *last))
+
+    def _keyed_by_step(self, spec: estimator.EstimatorSpec) -> estimator.EstimatorSpec:
+        """Lets a run with a seed that continues draw what it would have drawn without a stop."""
+        graph, keys, scaffold = tf1.get_default_graph(), tf1.GraphKeys, spec.scaffold
+        variables = [*tf1.global_variables(), *tf1.local_variables(), *tf1.model_variables()]
+        first = [variable.initializer for variable in variables]
+        first += graph.get_collection(keys.TABLE_INITIALIZERS)
+        given = (scaffold.init_op, scaffold.local_init_op, scaffold.ready_op)
+        first += [op for op in tf.nest.flatten(given) if op is not None]
+        fetches = [spec.loss, spec.train_op, *graph.get_collection(keys.SUMMARIES)]
+        keyed = stateless_draws.key_by_step(graph, tf1.train.get_global_step(), fetches, first)
+        if keyed.left and self._goal.start:
+            more = len(keyed.left) - _MAX_NAMED
+            listed = ", ".join(sorted(keyed.left)[:_MAX_NAMED])
+            listed += f", and {more} more" if more > 0 else ""
+            self._run.display.say(f"random numbers begin again, as at step 0: {listed}")
+        return spec._replace(loss=replacing.moved_to(keyed.moved, spec.loss))
 
     def _workers(self) -> collectives.Workers:
         """Returns the workers that make the steps of the current graph."""
