@@ -9,21 +9,12 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
-from replicate.splitting import splitter
 from replicate.splitting.lowering import batch_norm
 from tests import exactness
+from tests.splitting import alike
 
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
 CHANNELS = 4
 IMAGES = np.random.RandomState(5).uniform(-1, 3, [7, 2, 3, CHANNELS]).astype(np.float32)
-
-
-@pytest.fixture(params=[False, True], ids=["old", "new"])
-def control_flow(request):
-    before = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if request.param else tf1.disable_control_flow_v2)()
-    yield
-    (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()
 
 
 def parameters():
@@ -148,30 +139,24 @@ MODELS = {
 }
 
 
-@pytest.mark.usefixtures("control_flow")
+def with_slopes(y, x, sources):
+    return [y, *tf.gradients(tf.reduce_sum(y * tf.sin(x)), sources)]
+
+
+@pytest.mark.usefixtures("either_control_flow")
 @pytest.mark.parametrize("takes", [True, False])
 @pytest.mark.parametrize("model", MODELS)
-def test_statistics_are_those_of_all_rows(fresh_graph, model, takes):
-    x = tf1.placeholder(tf.float32, [None, *IMAGES.shape[1:]])
-    taken = tf1.placeholder(tf.bool, [])
-    y, sources = model(x, taken)
-    made = [y, *tf.gradients(tf.reduce_sum(y * tf.sin(x)), sources)]
-    config, feed = exactness.session_config(), {x: IMAGES, taken: takes}
-    with tf1.Session(graph=fresh_graph, config=config) as session:
-        session.run(tf1.global_variables_initializer())
-        expected = session.run(made, feed)
-    result = splitter.split_graph([x], DEVICES, made, home=DEVICES[0])
-    with tf1.Session(graph=fresh_graph, config=config) as session:
-        session.run(tf1.global_variables_initializer())
-        found = session.run(result.fetch, feed)
-    for one, split in zip(expected, found, strict=True):
-        np.testing.assert_allclose(split, one, rtol=2e-5, atol=2e-5)
-    left = [
-        op.type
-        for op in operations.executed_by(result.fetch)
-        if op.type.startswith("FusedBatchNorm")
-    ]
-    assert sorted(left) == MODELS[model]
+def test_statistics_are_those_of_all_rows(model, takes):
+    results = []
+
+    def make(x):
+        y, sources = model(x, tf1.placeholder_with_default(takes, []))
+        return with_slopes(y, x, sources)
+
+    alike.require_alike(make, [IMAGES], tolerance=(2e-5, 2e-5), look=results.append)
+    left = operations.executed_by(results[0].fetch[0])
+    kinds = [op.type for op in left if op.type.startswith("FusedBatchNorm")]
+    assert sorted(kinds) == MODELS[model]
 
 
 def test_channels_may_come_first(fresh_graph):
@@ -179,16 +164,13 @@ def test_channels_may_come_first(fresh_graph):
     scale, offset = parameters()
     last = fused(x, scale, offset)[0]
     first = fused(tf.transpose(x, [0, 3, 1, 2]), scale, offset, "NCHW")[0]
-    made = [*tf.gradients(tf.reduce_sum(last * tf.sin(x)), [x, scale]), last]
-    first = tf.transpose(first, [0, 2, 3, 1])
-    moved = [*tf.gradients(tf.reduce_sum(first * tf.sin(x)), [x, scale]), first]
+    made = with_slopes(last, x, [x, scale])
     # Processors alone may have no kernel for it; what it is split into has one.
-    result = splitter.split_graph([x], DEVICES, moved, home=DEVICES[0])
-    with tf1.Session(graph=fresh_graph, config=exactness.session_config()) as session:
+    moved = alike.split([x], with_slopes(tf.transpose(first, [0, 2, 3, 1]), x, [x, scale])).fetch
+    with alike.session() as session:
         session.run(tf1.global_variables_initializer())
-        expected, found = session.run([made, result.fetch], {x: IMAGES})
-    for one, split in zip(expected, found, strict=True):
-        np.testing.assert_allclose(split, one, rtol=2e-5, atol=2e-5)
+        expected, found = session.run([made, moved], {x: IMAGES})
+    exactness.compare(found, expected, 2e-5, 2e-5)
 
 
 def test_few_bits_are_normalised_with_more(fresh_graph):
@@ -196,9 +178,9 @@ def test_few_bits_are_normalised_with_more(fresh_graph):
     values = np.random.RandomState(3).uniform(99, 101, [16, 16, 16, 1]).astype(np.float16)
     x = tf1.placeholder(tf.float16, [None, 16, 16, 1])
     y = fused(x, tf.constant([2.0]), tf.constant([3.0])).y
-    result = splitter.split_graph([x], DEVICES, [y], home=DEVICES[0])
+    result = alike.split([x], [y])
     assert result.how(y.op) == "split"
-    with tf1.Session(graph=fresh_graph, config=exactness.session_config()) as session:
+    with alike.session() as session:
         (found,) = session.run(result.fetch, {x: values})
     wide = values.astype(np.float64)
     expected = 2 * (wide - wide.mean()) / np.sqrt(wide.var() + 1e-4) + 3
@@ -222,16 +204,9 @@ def test_padded_rows_are_reshaped_as_what_the_statistics_make_is():
     frames = np.random.RandomState(6).uniform(-1, 3, [7, 5, 3, 1]).astype(np.float32)
     words = np.ones([7, 2], np.float32)
 
-    def build(devices):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            x = tf1.placeholder(tf.float32, [None, None, 3, 1])
-            others = tf1.placeholder(tf.float32, [None, None])
-            y = fused(x, tf.constant([1.5]), tf.constant([0.5]))[0]
-            y = tf.reshape(y, [tf.shape(y)[0], -1, 3])
-            found = y + tf.reduce_mean(others)
-            if devices:
-                result = splitter.split_graph([x, others], devices, [found], home=devices[0])
-                (found,) = result.fetch
-            return session.run(found, {x: frames, others: words})
+    def make(x, others):
+        y = fused(x, tf.constant([1.5]), tf.constant([0.5]))[0]
+        return [tf.reshape(y, [tf.shape(y)[0], -1, 3]) + tf.reduce_mean(others)]
 
-    np.testing.assert_allclose(build(DEVICES), build([]), rtol=1e-5, atol=1e-6)
+    batch = (alike.padded(frames), alike.padded(words))
+    alike.require_alike(make, [batch], tolerance=(1e-5, 1e-6))

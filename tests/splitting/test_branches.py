@@ -4,19 +4,18 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
 from replicate.splitting.lowering import branches
-from tests import control_flow, exactness
+from tests import exactness
+from tests.splitting import alike
 
 F64 = tf.float64
-DEVICES = ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
 X = np.arange(10.0).reshape(5, 2)
+STEPS = [X, X + 1]
 
 
-@pytest.fixture(params=[1, 2], ids=["v1", "v2"], autouse=True)
-def version(request):
-    with control_flow.of_version(request.param):
-        yield request.param
+@pytest.fixture(autouse=True)
+def version(either_control_flow):
+    """All of it for either version."""
 
 
 PREDICATES = {
@@ -46,36 +45,11 @@ def counted(name, value):
         return tf.identity(value)
 
 
-def session_of_graph(is_optimized=True):
-    config = tf1.ConfigProto(device_count={"CPU": len(DEVICES)})
-    return tf1.Session(config=config if is_optimized else exactness.session_config())
-
-
-def run(make, num_devices, steps=2, is_optimized=True):
-    """What is fetched in each step of one device, or of several, and all variables after them."""
-    with tf.Graph().as_default():
-        x = tf1.placeholder(F64, [None, 2])
-        fetch = make(x)
-        if num_devices:
-            split = splitter.split_graph(
-                [x], DEVICES[:num_devices], [fetch], home=DEVICES[0], is_optimized=is_optimized
-            )
-            fetch = split.fetch[0]
-        with session_of_graph(is_optimized) as session:
-            session.run(tf1.global_variables_initializer())
-            found = [session.run(fetch, {x: X + step}) for step in range(steps)]
-            values = {each.name: session.run(each) for each in tf1.global_variables()}
-    return [*[each for step in found for each in step if each is not None], values]
-
-
 def require_alike(make, counts):
     """Requires one device's values, and that these counters count so often in a step."""
-    alone, split = run(make, 0), run(make, 2)
-    *found, values = split
-    for one, other in zip(alone[:-1], found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-12)
-    for name, value in alone[-1].items():
-        np.testing.assert_allclose(values[name], value, rtol=1e-12, err_msg=name)
+    *_, values = alike.require_alike(
+        make, STEPS, (2,), sessions=alike.optimizing_session, is_optimized=True
+    )
     assert {name: values[f"{name}:0"] for name in counts} == {n: 2 * c for n, c in counts.items()}
 
 
@@ -107,8 +81,9 @@ def test_a_session_that_optimizes_nothing_runs_what_is_behind_both_branches():
         of_batch = counted("batch", x)
         return [tf.cond(tf.constant(False), lambda: of_batch, lambda: 2 * x)]
 
-    assert run(make, 2, is_optimized=True)[-1] == {"batch:0": 0.0}
-    assert run(make, 2, is_optimized=False)[-1] == {"batch:0": 2.0}
+    for is_optimized, sessions in ((True, alike.optimizing_session), (False, alike.session)):
+        found = alike.run(make, STEPS, 2, sessions=sessions, is_optimized=is_optimized)
+        assert found[-1] == {"batch:0": 0.0 if is_optimized else 2.0}
 
 
 def test_what_a_predicate_waits_for_runs():
@@ -202,10 +177,9 @@ def test_known_branches_train_as_on_one_device(layer):
     require_alike(make, {} if layer is branch_in_a_loop else {"a": 0.0, "b": 0.0})
 
 
-def test_what_branches_merge_can_be_fetched_by_name():
-    with tf.Graph().as_default():
-        x = tf1.placeholder(F64, [None, 2])
-        merged = tf.cond(tf.constant(True), lambda: 2 * x, lambda: tf.tanh(x))
-        splitter.split_graph([x], DEVICES[:2], [[tf.reduce_sum(merged, 1)]], home=DEVICES[0])
-        with session_of_graph() as session:
-            np.testing.assert_array_equal(session.run(merged.name, {x: X}), 2 * X)
+def test_what_branches_merge_can_be_fetched_by_name(fresh_graph):
+    x = tf1.placeholder(F64, [None, 2])
+    merged = tf.cond(tf.constant(True), lambda: 2 * x, lambda: tf.tanh(x))
+    alike.split([x], [[tf.reduce_sum(merged, 1)]], 2)
+    with alike.optimizing_session() as session:
+        np.testing.assert_array_equal(session.run(merged.name, {x: X}), 2 * X)

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
 from replicate.splitting.states import COPIED
 from replicate.splitting.structure import loops
 from replicate.splitting.writing import writer
-from tests import exactness
+from tests.splitting import alike
 
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+DEVICES = alike.DEVICES[:3]
 X = np.arange(15.0).reshape(5, 3)
 
 
@@ -31,31 +30,16 @@ def of_a_lists_length(x):
 MODELS = [passed_on_with_rows, of_a_lists_length]
 
 
-def run(session, values, rows, x):
-    return session.run(values, {x: X[:rows]})
-
-
 @pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("rows", [5, 2])
-def test_what_is_made_of_copied_values_is_one_devices(make, rows):
-    found = []
-    for devices in (DEVICES, DEVICES[:1]):
-        with tf.Graph().as_default():
-            x = tf1.placeholder(tf.float64, [None, 3])
-            values = list(make(x))
-            if len(devices) > 1:
-                values = splitter.split_graph([x], devices, values, home=DEVICES[0]).fetch
-            with tf1.Session(config=exactness.session_config()) as session:
-                found.append(run(session, values, rows, x))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+def test_what_is_made_of_copied_values_is_one_devices(make):
+    alike.require_alike(lambda x: list(make(x)), [X, X[:2]])
 
 
 @pytest.mark.parametrize("make", MODELS)
 def test_what_is_made_of_copied_values_is_made_and_read_on_each_device(fresh_graph, make):
     x = tf1.placeholder(tf.float64, [None, 3])
     length, whole = make(x)
-    result = splitter.split_graph([x], DEVICES, [whole], home=DEVICES[0])
+    result = alike.split([x], [whole])
     assert result.state(length) is COPIED
     for k, device in enumerate(DEVICES):
         # The first device, which is home, runs the operation itself.
@@ -72,7 +56,7 @@ def test_what_is_whole_in_a_loop_of_each_devices_is_copied(fresh_graph):
     turns, h = tf.while_loop(
         lambda n, _: n < 3, lambda n, h: (n + 1, h * tf.cast(n + 1, h.dtype)), [0, x]
     )
-    result = splitter.split_graph([x], DEVICES, [turns, h], home=DEVICES[0])
+    result = alike.split([x], [turns, h])
     inside = [op for op in fresh_graph.get_operations() if loops.root(op) is not None]
     assert inside
     assert not result.whole.intersection(inside)  # nor does one device run the loop once more
@@ -81,7 +65,7 @@ def test_what_is_whole_in_a_loop_of_each_devices_is_copied(fresh_graph):
     for k, device in enumerate(DEVICES):
         copy = fresh_graph.get_operation_by_name(f"tower_{k}/{condition.name}")
         assert copy.device == device
-    with tf1.Session(config=exactness.session_config()) as session:
+    with alike.session() as session:
         turned, found = session.run(result.fetch, {x: X})
     assert turned == 3
     np.testing.assert_allclose(found, 6 * X)  # 1 * 2 * 3
@@ -93,7 +77,7 @@ def test_a_loop_that_joins_rows_is_whole_before_anything_is_written(fresh_graph,
     monkeypatch.setattr(writer, "Writer", lambda *args: written.append(make(*args)) or written[-1])
     x = tf1.placeholder(tf.float64, [None, 3])
     _, h = tf.while_loop(lambda n, _: n < 3, lambda n, h: (n + 1, h - tf.reduce_mean(h, 0)), [0, x])
-    result = splitter.split_graph([x], DEVICES, [h], home=DEVICES[0])
+    result = alike.split([x], [h])
     exits = [op for op in fresh_graph.get_operations() if op.type == "Exit"]
     (reason,) = {result.why(op) for op in exits} - {""}
     assert "in a loop that is whole" in reason

@@ -3,77 +3,43 @@
 import numpy as np
 import pytest
 
-from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.structure import frames
-from tests import control_flow
+from tests import exactness
+from tests.splitting import alike
 
-PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
 X = np.random.RandomState(0).standard_normal((5, 4))
 
 
-def model(features, labels, mode, params):
-    """A loop that draws, so that it is whole; its gradient is split, and needs its counter."""
-    x = features @ tf1.get_variable("w", [4, 4], tf.float64, tf1.ones_initializer())
+def trained(turn, turns, **options):
+    """A model of a loop, which is trained."""
 
-    def turn(n, x):
-        return n + 1, tf.nn.dropout(x, 0.1)
+    def make(x):
+        w = tf1.get_variable("w", [4, 4], tf.float64, tf1.ones_initializer(), use_resource=True)
+        y = tf.while_loop(lambda n, _: n < turns, turn, [0, x @ w], **options)[1]
+        loss = tf.reduce_mean(tf.square(y))
+        return [loss, tf1.train.GradientDescentOptimizer(0.01).minimize(loss)]
 
-    x = tf.while_loop(lambda n, _: n < params["turns"], turn, [0, x], **params["options"])[1]
-    loss = tf.reduce_mean(tf.square(x))
-    train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(loss)
-    return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+    return make
 
 
 # By default at most 10 turns are made at a time.
 @pytest.mark.parametrize(("turns", "options"), [(2, {"parallel_iterations": 1}), (15, {})])
 def test_a_loop_of_more_turns_than_run_at_a_time_does_not_wait_for_itself(turns, options):
-    losses = []
-    for devices in (1, 2):
-        with tf.Graph().as_default():
-            tf1.set_random_seed(3)
-            rows = tf.data.Dataset.from_tensors(X).repeat()
-            replicated = model_fn.replicate_model_fn(
-                model, devices=devices, random_numbers="one_device"
-            )
-            features = tf1.data.make_one_shot_iterator(rows).get_next()
-            # One turn at a time, since turns that overlap draw in any order.
-            given = {"turns": turns, "options": {"parallel_iterations": 1, **options}}
-            if devices == 2:
-                given["options"] = options
-            spec = replicated(features, None, "train", given)
-            initialize = tf1.global_variables_initializer()
-            with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as session:
-                session.run(initialize)
-                loss, _ = session.run([spec.loss, spec.train_op], options=PATIENCE)
-                losses.append(loss)
-    if options:
-        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
+    # It draws, so that it is whole; its gradient is split, and needs its counter.
+    make = trained(lambda n, x: (n + 1, tf.nn.dropout(x, 0.1)), turns, **options)
+    found = alike.run(make, [X], 2, random_numbers="one_device")
+    if options:  # turns that overlap draw in any order
+        exactness.compare(found, alike.run(make, [X]), *alike.EXACT)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_loop_may_be_on_several_devices(fresh_graph, version):
+def test_a_loop_may_be_on_several_devices(either_control_flow):
     def turn(n, x):
-        with tf.device("/cpu:0"):
+        with tf.device("/cpu:3"):
             x = x * 1.5
         return n + 1, tf.tanh(x) + tf.reduce_mean(x)  # so that the loop is whole
 
-    def model(features, labels, mode):
-        x = features @ tf1.get_variable("w", [4, 4], tf.float64, tf1.ones_initializer())
-        x = tf.while_loop(lambda n, _: n < 3, turn, [0, x])[1]
-        train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_mean(x))
-        return estimator.EstimatorSpec(mode, loss=tf.reduce_mean(x), train_op=train_op)
-
-    losses = []
-    for devices in (["/cpu:1"], ["/cpu:1", "/cpu:2"]):
-        with control_flow.of_version(version), tf.Graph().as_default():
-            features = tf1.placeholder_with_default(X, [None, 4])
-            spec = model_fn.replicate_model_fn(model, devices=devices)(features, None, "train")
-            initialize = tf1.global_variables_initializer()
-            with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as session:
-                session.run(initialize)
-                losses.append(session.run([spec.loss, spec.train_op], options=PATIENCE)[0])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
+    alike.require_alike(trained(turn, 3), [X], (2,))
 
 
 def test_what_leaves_a_loop_waits_for_all_that_enters_it():
@@ -135,26 +101,6 @@ def test_what_enters_behind_what_leaves_is_not_waited_for():
     assert [found[frames.Loop(name)] for name in "ab"] == [["a_enter"], ["b_enter"]]
     places = {each: n for n, each in enumerate(found)}
     assert all(places[other] < places[each] for each in found for other in found[each])
-
-
-def test_only_what_a_branch_makes_may_have_no_value():
-    before = {
-        "merge": ["enter", "next"],
-        "switch": ["merge", "decides"],
-        "next": ["switch"],
-        "exit": ["switch"],
-        "takes": ["exit", "predicate"],
-        "inside": ["takes"],
-        "joined": ["inside", "other"],
-        "other": ["takes"],
-        "outside": ["joined"],
-    }
-    kinds = {
-        **{"merge": "Merge", "switch": "Switch", "decides": "LoopCond", "next": "NextIteration"},
-        **{"takes": "Switch", "joined": "Merge"},
-    }
-    found = frames.in_branches(before, lambda each: kinds.get(each, "Identity"))
-    assert found == {"takes", "inside", "other"}
 
 
 def test_branches_may_hold_branches_and_loops():

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
 from replicate.splitting.structure.nodes import Nodes
-from tests import control_flow, exactness
+from tests import control_flow
+from tests.splitting import alike
 
 F64 = tf.float64
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
-PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)
 
 
 def diagonal(x):
@@ -30,29 +28,12 @@ def in_a_loop(x):
     return [y, *tf.gradients(tf.reduce_sum(y), [x])]
 
 
-def results(model, rows, devices, static_rows):
-    with tf.Graph().as_default():
-        x = tf1.placeholder(F64, [static_rows, 1, 1])
-        made = model(x)
-        if devices:
-            made = split(x, made, static_rows).fetch
-        with tf1.Session(config=exactness.session_config()) as session:
-            return [
-                session.run(made, {x: np.linspace(-1, 2, n).reshape(-1, 1, 1)}, PATIENCE)
-                for n in rows
-            ]
-
-
-def split(x, keep, static_rows=None):
-    return splitter.split_graph([x], DEVICES, keep, home="/cpu:0", static_rows=static_rows)
-
-
 @pytest.mark.parametrize("model", [diagonal, in_a_loop])
 @pytest.mark.parametrize("static_rows", [None, 2, 7])
 def test_a_copy_knows_the_lengths_that_its_original_knows(model, static_rows):
     rows = [static_rows] if static_rows else [7, 2, 1]
-    found = results(model, rows, DEVICES, static_rows)
-    exactness.compare(found, results(model, rows, [], static_rows), 1e-12, 1e-12)
+    batches = [np.linspace(-1, 2, n).reshape(-1, 1, 1) for n in rows]
+    alike.require_alike(model, batches, is_static=static_rows is not None)
 
 
 def test_a_copy_knows_the_lengths_of_what_is_cut_and_of_what_is_joined(fresh_graph):
@@ -62,8 +43,8 @@ def test_a_copy_knows_the_lengths_of_what_is_cut_and_of_what_is_joined(fresh_gra
     fetches = [
         tf.multiply(tf.tanh(x), each, name) for name, each in (("cut", by_python), ("all", joined))
     ]
-    split(x, fetches)
-    for k in range(len(DEVICES)):
+    alike.split([x], fetches)
+    for k in range(3):
         cut, whole = (
             fresh_graph.get_operation_by_name(f"tower_{k}/{name}") for name in ("cut", "all")
         )

@@ -4,21 +4,9 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
-from tests import exactness
+from tests.splitting import alike
 
 F64 = tf.float64
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
-PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)
-
-
-@pytest.fixture(params=[False, True], ids=["version_1", "version_2"])
-def graph(fresh_graph, request):
-    """A graph in which loops and branches are of either version."""
-    before = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if request.param else tf1.disable_control_flow_v2)()
-    yield fresh_graph
-    (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()
 
 
 def noisy(x):
@@ -67,60 +55,29 @@ def of_a_sum_in_a_loop(x):
 @pytest.mark.parametrize(
     "made", [of_a_loop, of_a_loops_array, of_a_branch, of_a_function, of_a_sum_in_a_loop]
 )
-def test_what_is_drawn_is_drawn_once(graph, made, is_static, rows):
+def test_what_is_drawn_is_drawn_once(fresh_graph, either_control_flow, made, is_static, rows):
     x = tf1.placeholder(F64, [rows if is_static else None, 3])
     found = tf.identity(made(x + 0.0), "found")
     tf.multiply(found, 2.0, "twice")
-    loss = tf.reduce_mean(tf.sin(found))
-    result = splitter.split_graph(
+    result = alike.split(
         [x],
-        DEVICES,
-        [loss],
-        home=DEVICES[0],
+        [tf.reduce_mean(tf.sin(found))],
         random_numbers="per_device",
         static_rows=rows if is_static else None,
     )
-    fetch = [result.fetch[0], graph.get_tensor_by_name("found:0"), "twice:0"]
-    with tf1.Session(graph=graph, config=exactness.session_config()) as session:
+    with alike.session() as session:
         for step in range(3):
-            values = np.random.RandomState(step).uniform(1, 2, [rows, 3])
-            loss, one, two = session.run(fetch, {x: values}, PATIENCE)
+            feed = {x: alike.numbers(rows, 3, seed=step)}
+            fetch = [result.fetch[0], "found:0", "twice:0"]
+            loss, one, two = session.run(fetch, feed, alike.PATIENCE)
             np.testing.assert_allclose(np.mean(np.sin(one)), loss, 1e-12)
             np.testing.assert_allclose(two, 2.0 * one, 1e-12)
 
 
-def test_a_loop_reads_what_the_step_reads(graph):
-    x = tf1.placeholder(F64, [None, 3])
-    start = tf.constant_initializer(0.3)
-    w = tf1.get_variable("w", [3, 3], F64, start, use_resource=True)
+def in_a_loop(x, w):
     shapes = [tf.TensorShape([]), tf.TensorShape([None, 3])]
-    found = tf.while_loop(
-        lambda i, s: i < 9, lambda i, s: (i + 1, tf.tanh(s @ w + 0.1)), [0, x], shapes
-    )[1]
-    found = tf.identity(found, "found")
-    step = tf1.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_mean(tf.square(found - 1.0)))
-    result = splitter.split_graph([x], DEVICES, [step], home=DEVICES[0])
-    ran = behind(graph.get_tensor_by_name("found:0").op)
-    assert not [op.name for op in ran if op.type == "ReadVariableOp" and op in of_loops(result)]
-    require_no_late_reads(graph, x, result.fetch[0], w, "found:0", after_loop)
-
-
-def test_what_no_step_needs_reads_what_the_step_reads(fresh_graph):
-    x = tf1.placeholder(F64, [None, 3])
-    start = tf.constant_initializer(0.3)
-    w = tf1.get_variable("w", [3, 3], F64, start, use_resource=True)
-    loss = tf.reduce_mean(tf.square(x @ w - 1.0))
-    step = tf1.train.GradientDescentOptimizer(1.0).minimize(loss)
-    tf.matmul(tf.sin(x), w, name="other")
-    result = splitter.split_graph([x], DEVICES, [step], home=DEVICES[0])
-    require_no_late_reads(
-        fresh_graph,
-        x,
-        result.fetch[0],
-        w,
-        "other:0",
-        lambda values, weight: np.sin(values) @ weight,
-    )
+    turn = lambda i, s: (i + 1, tf.tanh(s @ w + 0.1))  # noqa: E731
+    return tf.while_loop(lambda i, s: i < 9, turn, [0, x], shapes)[1]
 
 
 def after_loop(values, weight):
@@ -129,30 +86,41 @@ def after_loop(values, weight):
     return values
 
 
-def behind(op):
-    """Returns an operation, and all that it is made of."""
-    found, waiting = set(), [op]
+@pytest.mark.usefixtures("either_control_flow")
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (in_a_loop, after_loop),
+        (lambda x, w: tf.matmul(tf.sin(x), w), lambda values, weight: np.sin(values) @ weight),
+    ],
+    ids=["of the step", "of no step"],
+)
+def test_what_is_fetched_beside_a_step_reads_what_the_step_reads(fresh_graph, make, expected):
+    """Steps write a variable; what is fetched beside them is made of what was there."""
+    x = tf1.placeholder(F64, [None, 3])
+    start = tf.constant_initializer(0.3)
+    w = tf1.get_variable("w", [3, 3], F64, start, use_resource=True)
+    found = tf.identity(make(x, w), "found")
+    loss = tf.reduce_mean(tf.square((found if make is in_a_loop else x @ w) - 1.0))
+    step = tf1.train.GradientDescentOptimizer(1.0).minimize(loss)
+    result = alike.split([x], [step])
+    if make is in_a_loop:
+        require_no_reads_in_loops(fresh_graph.get_operation_by_name("found"), result)
+    with alike.session() as session:
+        session.run(w.initializer)
+        for number in range(6):
+            values, before = alike.numbers(500, 3, seed=number), session.run(w)
+            _, given = session.run([result.fetch[0], "found:0"], {x: values}, alike.PATIENCE)
+            np.testing.assert_allclose(given, expected(values, before), 1e-9)
+
+
+def require_no_reads_in_loops(op, result):
+    """Requires an operation to be made of no read that is in a loop, other than in copies."""
+    copies, found, waiting = set(result.made.values()), set(), [op]
     while waiting:
         each = waiting.pop()
         if each not in found:
             found.add(each)
             waiting += [tensor.op for tensor in each.inputs]
-    return found
-
-
-def of_loops(result):
-    """Returns the operations of the whole graph that are in loops, copies left out."""
-    made = set(result.made.values())
-    ops = next(iter(made)).graph.get_operations()
-    return {op for op in ops if op not in made and op._get_control_flow_context() is not None}
-
-
-def require_no_late_reads(graph, x, step, variable, name, wanted):
-    """Runs steps that write a variable; what is fetched beside them is made of what was there."""
-    with tf1.Session(graph=graph, config=exactness.session_config()) as session:
-        session.run(variable.initializer)
-        for number in range(6):
-            values = np.random.RandomState(number).uniform(-1, 1, [500, 3])
-            before = session.run(variable)
-            _, found = session.run([step, name], {x: values}, PATIENCE)
-            np.testing.assert_allclose(found, wanted(values, before), 1e-9)
+    reads = [each for each in found - copies if each.type == "ReadVariableOp"]
+    assert not [each.name for each in reads if each._get_control_flow_context() is not None]

@@ -1,25 +1,24 @@
 """What loops read of variables and tables, on one device and on several."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
-from replicate.splitting.structure import effects
 from tests import exactness
+from tests.splitting import alike
 
 F64 = tf.float64
 ROWS = 5
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
-PATIENCE = tf1.RunOptions(timeout_in_ms=10_000)  # a graph that waits for itself is a failure
+DEVICES = alike.DEVICES[:3]
+BATCHES = [np.random.RandomState(step).randn(ROWS, 3) for step in range(2)]
+require_alike = functools.partial(alike.require_alike, batches=BATCHES, devices=(2, 3))
 
 
-@pytest.fixture(params=[False, True], ids=["v1", "v2"], autouse=True)
-def control_flow(request):
-    was_new = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if request.param else tf1.disable_control_flow_v2)()
-    yield
-    (tf1.enable_control_flow_v2 if was_new else tf1.disable_control_flow_v2)()
+@pytest.fixture(autouse=True)
+def version(either_control_flow):
+    """All of it for either version."""
 
 
 def variable(name, device, *shape):
@@ -89,35 +88,6 @@ TURNS = [
 ]
 
 
-def run(make, num_devices, is_static, steps=2):
-    """Returns what is fetched in each step, and all variables after them."""
-    with tf.Graph().as_default():
-        x = tf1.placeholder(F64, [ROWS if is_static else None, 3])
-        fetch = make(x)
-        if num_devices:
-            fetch = splitter.split_graph(
-                [x],
-                DEVICES[:num_devices],
-                [fetch],
-                home=DEVICES[0],
-                static_rows=ROWS if is_static else None,
-            ).fetch[0]
-        with tf1.Session(config=exactness.session_config()) as session:
-            session.run([tf1.global_variables_initializer(), tf1.tables_initializer()])
-            found = []
-            for step in range(steps):
-                feed = {x: np.random.RandomState(step).randn(ROWS, 3)}
-                found.append(session.run(fetch, feed, PATIENCE)[0])
-            return [*found, *session.run(tf1.global_variables())]
-
-
-def require_alike(make, is_static=False):
-    alone = run(make, 0, is_static)
-    for num_devices in (2, 3):
-        for one, other in zip(alone, run(make, num_devices, is_static), strict=True):
-            np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-12)
-
-
 def model(turn, device, is_trained):
     def make(x):
         e, w = variable("e", device, 5, 4), variable("w", device, 4, 4)
@@ -134,12 +104,12 @@ def model(turn, device, is_trained):
 @pytest.mark.thorough("v2-looks_up-trained-1", "v2-loops_again-trained-1")
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("is_trained", [False, True], ids=["forward", "trained"])
-@pytest.mark.parametrize("turn", TURNS, ids=lambda turn: turn.__name__)
+@pytest.mark.parametrize("turn", TURNS)
 def test_a_loop_reads_variables_wherever_they_are(turn, is_trained, device):
     require_alike(model(turn, device, is_trained))
 
 
-@pytest.mark.parametrize("turn", [looks_up, reads_and_loops_again], ids=lambda turn: turn.__name__)
+@pytest.mark.parametrize("turn", [looks_up, reads_and_loops_again])
 def test_a_loop_reads_variables_with_static_rows(turn):
     require_alike(model(turn, 1, True), is_static=True)
 
@@ -157,24 +127,7 @@ def test_a_loop_looks_tables_up(is_static):
 
         return [tf.reduce_sum(looped(turn, h), 1)]
 
-    require_alike(make, is_static)
-
-
-def behind(op, steps):
-    """The last of some operations that do nothing, each behind the one before."""
-    for _ in range(steps):
-        with tf.control_dependencies([op]):
-            op = tf.no_op()
-    return op
-
-
-def test_copies_wait_for_reads_of_tables_and_for_what_is_too_far_to_tell(fresh_graph):
-    pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([1]), tf.constant([2]))
-    read = tf.identity(tf.lookup.StaticHashTable(pairs, 0).size()).op
-    other = tf.zeros([]).op
-    found = [read, behind(read, 3), behind(other, 3), behind(other, 199), behind(other, 200)]
-    expected = [True, True, False, False, True]  # it looks at 200 operations
-    assert [effects.is_waited_for(op) for op in found] == expected
+    require_alike(make, is_static=is_static)
 
 
 def test_a_loop_that_begins_behind_a_write_reads_behind_it():
@@ -217,19 +170,20 @@ def test_a_loop_reads_what_it_has_written():
     require_alike(make)
 
 
-def test_each_device_looks_up_in_a_loop_of_its_own():
+def split_over_three(make, is_static=False):
+    """Returns the operations of a graph that is split."""
     with tf.Graph().as_default() as graph:
-        x = tf1.placeholder(F64, [None, 3])
-        fetch = model(looks_up, 1, False)(x)
-        splitter.split_graph([x], DEVICES, [fetch], home=DEVICES[0])
-        for k, device in enumerate(DEVICES):
-            kinds = ("Gather", "GatherV2", "ResourceGather")
-            found = [
-                op
-                for op in graph.get_operations()
-                if op.type in kinds and op.name.startswith(f"tower_{k}/")
-            ]
-            assert [(op.type, op.device) for op in found] == [("GatherV2", device)]
+        x = tf1.placeholder(F64, [ROWS if is_static else None, 3])
+        alike.split([x], make(x), static_rows=ROWS if is_static else None)
+        return graph.get_operations()
+
+
+def test_each_device_looks_up_in_a_loop_of_its_own():
+    kinds = ("Gather", "GatherV2", "ResourceGather")
+    gathers = [op for op in split_over_three(model(looks_up, 1, False)) if op.type in kinds]
+    found = {op.name.split("/")[0]: (op.type, op.device) for op in gathers}
+    for k, device in enumerate(DEVICES):
+        assert found[f"tower_{k}"] == ("GatherV2", device)
 
 
 def test_each_device_finds_its_own_shape_in_a_loop_of_its_own():
@@ -238,8 +192,5 @@ def test_each_device_finds_its_own_shape_in_a_loop_of_its_own():
         return [looped(lambda s: e * tf.broadcast_to(s, tf.raw_ops.Shape(input=e)), h)]
 
     require_alike(make, is_static=True)
-    with tf.Graph().as_default() as graph:
-        x = tf1.placeholder(F64, [ROWS, 3])
-        splitter.split_graph([x], DEVICES, make(x), home=DEVICES[0], static_rows=ROWS)
-        found = [op.device for op in graph.get_operations() if op.type == "FloorDiv"]
-        assert found == DEVICES  # of all rows' shape by their number
+    found = [op.device for op in split_over_three(make, True) if op.type == "FloorDiv"]
+    assert found == DEVICES  # of all rows' shape by their number

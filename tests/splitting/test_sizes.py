@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
-from tests import exactness
+from tests.splitting import alike
 
 F64 = tf.float64
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
-PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)
 MANY, CUT = 2500, 2040  # rows, and where they are cut
 MODELS = {}
 
@@ -142,55 +139,26 @@ def repeated_by_pieces(x, rows):
     return [tf.reduce_sum(tf.tile(x[:1], [rows // CUT + 1, 1]))]
 
 
-def built(name, num_devices):
-    """Returns the batch of a model, and what is run."""
-    x = tf1.placeholder(F64, [None, 3], name="x")
-    found = MODELS[name](tf.tanh(x), tf.shape(x)[0])
-    found += tf.gradients([tf.reduce_sum(tf.square(each)) for each in found], [x])
-    if num_devices:
-        given = [x]
-        found = splitter.split_graph(given, DEVICES[:num_devices], [found], home=DEVICES[0])
-        found = found.fetch[0]
-    return x, found
-
-
 @pytest.mark.parametrize("num_devices", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_size_gives_what_one_device_gives(name, num_devices):
-    runs = []
-    for number in (0, num_devices):
-        with tf.Graph().as_default():
-            x, found = built(name, number)
-            with tf1.Session(config=exactness.session_config()) as session:
-                feeds = [
-                    np.random.RandomState(size).uniform(-1, 1, [size, 3])
-                    for size in (MANY, 7, 3, 2, 1)
-                ]
-                runs.append([session.run(found, {x: values}, PATIENCE) for values in feeds])
-    for alone, split in zip(*runs, strict=True):
-        for wanted, each in zip(alone, split, strict=True):
-            assert each.shape == wanted.shape
-            np.testing.assert_allclose(each, wanted, 1e-9, 1e-9)
+    def make(x):
+        found = MODELS[name](tf.tanh(x), tf.shape(x)[0])
+        return [*found, *tf.gradients([tf.reduce_sum(tf.square(each)) for each in found], [x])]
+
+    batches = [alike.numbers(size, 3, seed=size) for size in (MANY, 7, 3, 2, 1)]
+    alike.require_alike(make, batches, [num_devices], (1e-9, 1e-9))
 
 
 def test_a_single_device_does_not_sum_at_once_what_waits_for_a_sum():
-    found = []
-    for is_split in (False, True):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            x = tf1.placeholder(tf.float32, [None, 3])
-            first = tf1.constant_initializer(0.3)
-            hidden = tf1.layers.dense(x, 2, tf.tanh, kernel_initializer=first)
-            made = tf1.layers.dense(hidden, 1, kernel_initializer=first)
-            loss = tf1.losses.mean_squared_error(x[:, :1], made)  # divides by a count of weights
-            keep = [loss, *tf1.gradients(loss, tf1.trainable_variables())]
-            if is_split:
-                options = {"devices": DEVICES[:1], "home": DEVICES[0]}
-                (keep,) = splitter.split_graph(given=[x], keep=[keep], **options).fetch
-            session.run(tf1.global_variables_initializer())
-            rows = np.random.RandomState(1).uniform(-1, 1, [5, 3])
-            found.append(session.run(keep, {x: rows}, PATIENCE))
-    for wanted, given in zip(*found, strict=True):
-        exactness.compare(given, wanted, 1e-5, 1e-6)
+    def make(x):
+        first = tf1.constant_initializer(0.3)
+        hidden = tf1.layers.dense(x, 2, tf.tanh, kernel_initializer=first)
+        made = tf1.layers.dense(hidden, 1, kernel_initializer=first)
+        loss = tf1.losses.mean_squared_error(x[:, :1], made)  # divides by a count of weights
+        return [loss, *tf1.gradients(loss, tf1.trainable_variables())]
+
+    alike.require_alike(make, [alike.numbers(5, 3).astype(np.float32)], [1], (1e-5, 1e-6))
 
 
 @pytest.mark.parametrize(
@@ -201,9 +169,9 @@ def test_a_single_device_does_not_sum_at_once_what_waits_for_a_sum():
 def test_a_range_of_a_known_length_is_a_size(fresh_graph, make):
     x = tf1.placeholder(F64, [None, 3])
     numbers = make(tf.shape(x))
-    made = x + tf.cast(tf.reduce_sum(numbers), F64)
-    result = splitter.split_graph([x], DEVICES, [made], home=DEVICES[0])
+    result = alike.split([x], [x + tf.cast(tf.reduce_sum(numbers), F64)])
     assert result.how(numbers.op) == "size"
-    with tf1.Session(config=exactness.session_config()) as session:
-        one, split = session.run([made, result.fetch[0]], {x: np.ones([5, 3])})
-    np.testing.assert_array_equal(split, one)
+    with alike.session() as session:
+        (found,) = session.run(result.fetch, {x: np.ones([5, 3])})
+        expected = session.run(tf.reduce_sum(numbers), {x: np.ones([5, 3])})
+    np.testing.assert_array_equal(found, 1.0 + expected)

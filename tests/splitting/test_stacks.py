@@ -1,67 +1,67 @@
-"""What a loop of version 1 keeps on stacks, for its gradient."""
+"""What loops of version 1 keep: values on stacks for their gradients, elements of arrays."""
 
 import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
-from tests import exactness
+from replicate.splitting.structure import loops
+from tests.splitting import alike
 
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
-
-
-@pytest.fixture(autouse=True)
-def old_control_flow():
-    was_new = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    yield
-    if was_new:
-        tf1.enable_control_flow_v2()
+pytestmark = pytest.mark.usefixtures("old_control_flow")
+F64 = tf.float64
 
 
 @pytest.mark.parametrize("width", [3, 5])
-def test_a_sum_that_needs_another_one_through_a_stack_does_not_wait_for_itself(fresh_graph, width):
-    x = tf1.placeholder(tf.float64, [None, width])
-    w = tf.constant(np.linspace(0.5, 1.0, width))
-    mean = tf.reduce_sum(x, 0) / 4.0  # goes into the loop, whose gradient pops what it made
+def test_a_sum_that_needs_another_one_through_a_stack_does_not_wait_for_itself(width):
+    def make(x):
+        w = tf.constant(np.linspace(0.5, 1.0, width))
+        mean = tf.reduce_sum(x, 0) / 4.0  # goes into the loop, whose gradient pops what it made
+        turn = lambda n, h: (n + 1, tf.tanh(h * w + mean))  # noqa: E731
+        _, h = tf.while_loop(lambda n, _: n < 3, turn, [0, x])
+        # The gradient begins with ones: only what is popped depends on the forward pass.
+        return [tf.reduce_sum(h), *tf.gradients(tf.reduce_sum(h), [w]), mean]
 
-    def body(n, h):
-        return n + 1, tf.tanh(h * w + mean)
-
-    _, h = tf.while_loop(lambda n, _: n < 3, body, [0, x])
-    # The gradient begins with ones: only what is popped depends on the forward pass.
-    made = [tf.reduce_sum(h), *tf.gradients(tf.reduce_sum(h), [w]), mean]
-    config, values = exactness.session_config(), np.random.RandomState(1).randn(7, width)
-    result = splitter.split_graph([x], DEVICES, made, home=DEVICES[0])
-    with tf1.Session(graph=fresh_graph, config=config) as session:
-        patience = tf1.RunOptions(timeout_in_ms=20_000)
-        one, split = session.run([made, result.fetch], {x: values}, patience)
-    for found, wanted in zip(split, one, strict=True):
-        np.testing.assert_allclose(found, wanted, 1e-12)
+    alike.require_alike(make, [alike.numbers(7, width)])
 
 
 def test_rows_go_to_stacks_of_each_devices_own(fresh_graph):
-    x = tf1.placeholder(tf.float64, [None, 3])
+    x = tf1.placeholder(F64, [None, 3])
     _, h = tf.while_loop(lambda n, _: n < 3, lambda n, h: (n + 1, tf.tanh(h)), [0, x])
     (slope,) = tf.gradients(h, [x])
     ops = fresh_graph.get_operations()
+    result = alike.split([x], [slope])
     used = [op for op in ops if op.type in ("StackPushV2", "StackPopV2")]
-    devices = [f"/device:CPU:{k}" for k in range(3)]
-    result = splitter.split_graph([x], devices, [slope], home=devices[0])
     assert [result.how(op) for op in used] == ["split"] * 2
-    with tf1.Session(config=exactness.session_config()) as session:
-        one, split = session.run(
-            [slope, result.fetch[0]], {x: np.linspace(-1, 1, 15).reshape(5, 3)}
-        )
-    np.testing.assert_allclose(split, one, 1e-12)
 
 
-def test_what_is_pushed_may_be_read_though_nothing_is_popped(fresh_graph):
-    x = tf1.placeholder(tf.float64, [None, 3])
-    stack = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float64)
-    pushed = tf.raw_ops.StackPushV2(handle=stack, elem=tf.exp(x))
-    tf.raw_ops.StackPopV2(handle=stack, elem_type=tf.float64)
-    result = splitter.split_graph([x], DEVICES, [pushed * 2.0], home=DEVICES[0])
-    with tf1.Session(config=exactness.session_config()) as session:
-        (found,) = session.run(result.fetch, {x: np.zeros([4, 3])})
-    np.testing.assert_array_equal(found, np.full([4, 3], 2.0))  # twice exp(0)
+def test_what_is_pushed_may_be_read_though_nothing_is_popped():
+    def make(x):
+        stack = tf.raw_ops.StackV2(max_size=-1, elem_type=F64)
+        pushed = tf.raw_ops.StackPushV2(handle=stack, elem=tf.exp(x))
+        tf.raw_ops.StackPopV2(handle=stack, elem_type=F64)
+        return [pushed * 2.0]
+
+    alike.require_alike(make, [alike.numbers(4, 3)])
+
+
+def test_an_arrays_size_is_that_of_each_devices(fresh_graph):
+    def make(x):
+        array = tf.TensorArray(F64, 3, dynamic_size=True)
+        array = array.unstack(tf.transpose(x, [1, 0, 2]))
+        return [tf.reduce_sum(array.stack() * tf.cast(array.size(), F64), [0, 2])]
+
+    alike.require_alike(make, [alike.numbers(rows, 3, 4) for rows in (5, 2, 1)])
+    x = tf1.placeholder(F64, [None, 3, 4])
+    result = alike.split([x], make(x))
+    assert "TensorArraySizeV3" in {op.type for op in result.split}
+
+
+def test_a_flow_leads_to_its_array(fresh_graph):
+    made, other = (tf.raw_ops.TensorArrayV3(size=2, dtype=tf.float32) for _ in range(2))
+    written = tf.raw_ops.TensorArrayWriteV3(
+        handle=made.handle, index=0, value=1.0, flow_in=other.flow
+    )
+    assert loops.flow_source(tf.identity(made.flow)) is made.handle.op
+    assert loops.flow_source(written) is made.handle.op
+    assert loops.flow_source(tf.add_n([other.flow, made.flow])) is other.handle.op
+    assert loops.flow_source(tf.constant(0.0)) is None

@@ -6,10 +6,10 @@ import pytest
 import replicate
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
-from replicate.splitting import splitter
 from tests import exactness
+from tests.splitting import alike
 
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+DEVICES = alike.DEVICES[:3]
 X = np.arange(15.0).reshape(5, 3)  # rows that do not divide
 ONES = tf1.ones_initializer()
 
@@ -33,37 +33,23 @@ def in_a_branch(x):
     return tf1.cond(c > 0.0, lambda: tf.reduce_sum(x * 2.0 + 3.0), lambda: tf.reduce_sum(x * 4.0))
 
 
-def run(make, num_devices):
-    with tf.Graph().as_default() as graph:
-        x = tf1.placeholder(tf.float64, [None, 3])
-        fetch = make(x)
-        if num_devices > 1:
-            fetch = splitter.split_graph([x], DEVICES, [fetch], home=DEVICES[0]).fetch[0]
-        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 3})) as session:
-            session.run(tf1.global_variables_initializer())
-            found = [session.run(fetch, {x: X + step}) for step in range(2)]
-        return graph, found
-
-
 @pytest.mark.parametrize("make", [gathered_after_a_write, several_after_a_write, in_a_branch])
 def test_constants_that_wait_are_not_sent_but_wait_on_each_device(make):
-    graph, found = run(make, 3)
-    np.testing.assert_allclose(found, run(make, 1)[1], rtol=1e-12)
-    sent = [op for op in graph.get_operations() if op.type == "OptionalFromValue"]
+    results = []
+    sessions = alike.optimizing_session
+    alike.require_alike(lambda x: [make(x)], [X, X + 1], sessions=sessions, look=results.append)
+    (ops,) = [next(iter(each.made.values())).graph.get_operations() for each in results]
+    sent = [op for op in ops if op.type == "OptionalFromValue"]
     assert not [each.name for op in sent for each in op.inputs if each.op.type == "Const"]
     if make is not in_a_branch:  # of which nothing travels together
-        copies = [op for op in graph.get_operations() if op.name.startswith("tower_1/")]
+        copies = [op for op in ops if op.name.startswith("tower_1/")]
         read = [each.op for op in copies for each in op.inputs if each.op.type == "Const"]
         assert read
         assert {op.device for op in read} == {DEVICES[1]}
-
-
-def test_constants_of_a_device_wait_for_the_same_at_once():
-    # Three constants for each of two other devices; they wait for one write by one operation.
-    graph, _ = run(several_after_a_write, 3)
-    waits = [op for op in graph.get_operations() if op.type == "NoOp" and op.control_inputs]
-    waits = [op for op in waits if op.device in DEVICES[1:]]
-    assert len(waits) == 2
+    if make is several_after_a_write:
+        # Three constants for each of two other devices; they wait for one write by one operation.
+        waits = [op for op in ops if op.type == "NoOp" and op.control_inputs]
+        assert len([op for op in waits if op.device in DEVICES[1:]]) == 2
 
 
 def moved(fetches):

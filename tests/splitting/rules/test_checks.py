@@ -4,18 +4,7 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
-
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
-
-
-@pytest.fixture
-def new_control_flow():
-    before = tf1.control_flow_v2_enabled()
-    tf1.enable_control_flow_v2()
-    yield
-    if not before:
-        tf1.disable_control_flow_v2()
+from tests.splitting import alike
 
 
 @pytest.mark.usefixtures("new_control_flow")
@@ -26,12 +15,12 @@ def test_check_fails_where_one_devices_does(fresh_graph, of_rows):
     check = tf1.Assert(tf.reduce_all(checked < 9.0), [checked])
     with tf.control_dependencies([check]):
         loss = tf.reduce_sum(tf.identity(x))
-    result = splitter.split_graph([x], DEVICES, [loss, check.outputs[0]], home=DEVICES[0])
+    result = alike.split([x], [loss, check.outputs[0]])
     # What the batch gives is whole where the check is: nothing is won by checking it apart.
     guard = next(op for op in fresh_graph.get_operations() if op.type == "If")
     assert result.how(guard) == ("split" if of_rows else "whole")
     values = np.zeros([5, 2])
-    with tf1.Session(graph=fresh_graph) as session:
+    with alike.session() as session:
         assert session.run(result.fetch, {x: values}) == [0.0, True]
         values[4, 1] = 10.0
         for fetch in result.fetch:

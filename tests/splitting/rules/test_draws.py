@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
 from replicate.splitting.rules import random
+from tests.splitting import alike
 
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
 ROWS = 7
 
 
@@ -20,16 +19,9 @@ def test_devices_draw_numbers_of_their_own(fresh_graph, static_rows, seed):
     of_weights = tf.random.uniform([3, 2], dtype=tf.float64, seed=seed)  # has no rows
     keep = [x + noise, x - noise, tf.matmul(x, of_weights)]
     draws = [op for op in fresh_graph.get_operations() if op.type.startswith("Random")]
-    result = splitter.split_graph(
-        [x],
-        DEVICES,
-        keep,
-        home=DEVICES[0],
-        random_numbers="per_device",
-        static_rows=static_rows,
-    )
+    result = alike.split([x], keep, random_numbers="per_device", static_rows=static_rows)
     assert [result.how(op) for op in draws] == ["split", "whole"]
-    with tf1.Session(graph=fresh_graph) as session:
+    with alike.session() as session:
         added, taken, product = session.run(result.fetch, {x: np.zeros([ROWS, 3])})
     np.testing.assert_array_equal(added, -taken)  # a draw is one draw to all that read it
     assert len(np.unique(added)) == ROWS * 3  # no device draws what another one draws

@@ -3,12 +3,10 @@
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
 from replicate.splitting.rules import signatures
-from replicate.splitting.states import COPIED, SUM, WholeError
+from replicate.splitting.states import COPIED, SUM
+from tests.splitting import alike
 from tests.splitting.rules.harness import raw
-
-DEVICES = [f"/device:CPU:{k}" for k in range(2)]
 
 
 class Ranks:
@@ -48,20 +46,10 @@ def test_signs_stand_for_axes_of_the_ranks(text, ranks, operands, results):
     assert [" ".join(axes) for axes in found.results] == results
 
 
-def test_front_of_a_result_counts_where_operands_leave_it_open():
-    found = signatures.read(Ranks(3, result=4), "...* -> ...MN")
-    assert found.operands == [(".-2", ".-1", "*")]
-
-
 def test_signature_is_read_once_for_all_operations_of_the_same_ranks():
     text = "...|1+ -> ..."
     assert signatures.read(Ranks(2, 1), text) is signatures.read(Ranks(2, 1), text)
     assert signatures.read(Ranks(2, 2), text) != signatures.read(Ranks(2, 1), text)
-
-
-def test_dimensions_in_front_are_as_many_in_all_operands():
-    with pytest.raises(WholeError, match="ranks differ"):
-        signatures.read(Ranks(3, 2), "...MM, ...MK -> ...MK")
 
 
 def states_of(make, *shapes):
@@ -69,7 +57,7 @@ def states_of(make, *shapes):
     with tf.Graph().as_default() as graph:
         given = [tf1.placeholder(tf.float32, shape) for shape in shapes]
         op = tf.nest.flatten(make(*[tf.identity(each) for each in given]))[0].op
-        result = splitter.split_graph(given, DEVICES, [op.outputs[0]], home=DEVICES[0])
+        result = alike.split(given, [op.outputs[0]], 2)
         op = graph.get_operation_by_name(op.name)
         return [result.state(tensor) for tensor in op.outputs], result.why(op)
 

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
-from tests import exactness
+from tests.splitting import alike
 
 F64 = tf.float64
-DEVICES = [f"/device:CPU:{k}" for k in range(3)]
-PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)
 MODELS = {}
 
 
@@ -191,40 +188,23 @@ def filled_up(x, y, t):
     return [x * wide, tf.reshape(more, [-1])]
 
 
-class Built:
-    """A model and its gradients, split over K devices or not."""
+def with_slopes(name, made):
+    """Returns what a model makes, and slopes by all that it is made of; keeps the operations."""
 
-    def __init__(self, name, num_devices, static_rows):
-        self.graph = tf.Graph()
-        with self.graph.as_default():
-            self.given = [
-                tf1.placeholder(F64, [static_rows, None, *rest]) for rest in ((), (), (3,))
-            ]
-            found = MODELS[name][0](*self.given)
-            loss = tf.add_n([tf.reduce_sum(tf.sin(each)) for each in found])
-            slopes = tf.gradients(loss, [*self.given, *tf1.trainable_variables()])
-            self.run_of = [*found, *[slope for slope in slopes if slope is not None]]
-            self.ops = self.graph.get_operations()
-            if num_devices:
-                given = self.given
-                self.result = splitter.split_graph(
-                    given,
-                    DEVICES[:num_devices],
-                    self.run_of,
-                    home=DEVICES[0],
-                    static_rows=static_rows,
-                )
-                self.run_of = self.result.fetch
-            self.initializer = tf1.global_variables_initializer()
+    def make(*given):
+        found = MODELS[name][0](*given)
+        loss = tf.add_n([tf.reduce_sum(tf.sin(each)) for each in found])
+        slopes = tf.gradients(loss, [*given, *tf1.trainable_variables()])
+        made.append(tf1.get_default_graph().get_operations())
+        return [*found, *[slope for slope in slopes if slope is not None]]
 
-    def run(self, rows, widths):
-        numbers = np.random.RandomState(rows)
-        v, w = widths
-        shapes = [[rows, v], [rows, w], [rows, v, 3]]
-        feed = dict(zip(self.given, [numbers.uniform(-1, 1, each) for each in shapes], strict=True))
-        with tf1.Session(graph=self.graph, config=exactness.session_config()) as session:
-            session.run(self.initializer)
-            return session.run(self.run_of, feed, PATIENCE)
+    return make
+
+
+def batch(rows, v, w):
+    numbers = np.random.RandomState(rows)
+    shapes = [rows, v], [rows, w], [rows, v, 3]
+    return tuple(alike.padded(numbers.uniform(-1, 1, shape)) for shape in shapes)
 
 
 @pytest.mark.thorough("*-3")
@@ -234,15 +214,14 @@ class Built:
 def test_every_width_gives_what_one_device_gives(name, is_static, num_devices):
     _, all_widths, kinds = MODELS[name]
     for sizes in [(5,), (3,)] if is_static else [(5, 2, 1)]:
-        static_rows = sizes[0] if is_static else None
-        one = Built(name, 0, static_rows)
-        split = Built(name, num_devices, static_rows)
-        for rows in sizes:
-            for widths in all_widths:
-                pairs = zip(split.run(rows, widths), one.run(rows, widths), strict=True)
-                for n, (found, wanted) in enumerate(pairs):
-                    told = f"{n}: {rows} rows, widths {widths}"
-                    assert found.shape == wanted.shape, told
-                    np.testing.assert_allclose(found, wanted, 1e-12, 1e-12, err_msg=told)
-        ops = [op for op in split.ops if op.type in kinds and split.result.how(op) == "whole"]
-        assert [f"{op.type} {op.name}: {why}" for op in ops if (why := split.result.why(op))] == []
+        made, results = [], []
+        alike.require_alike(
+            with_slopes(name, made),
+            [batch(rows, *widths) for rows in sizes for widths in all_widths],
+            [num_devices],
+            is_static=is_static,
+            look=results.append,
+        )
+        (result,) = results
+        ops = [op for op in made[-1] if op.type in kinds and result.how(op) == "whole"]
+        assert [f"{op.type} {op.name}: {why}" for op in ops if (why := result.why(op))] == []
