@@ -37,12 +37,6 @@ def input_fn(made=batches, sizes=SIZES):
     return tf.data.Dataset.from_generator(lambda: made(sizes), output_signature=first)
 
 
-def static_input_fn(rows=5, number=3):
-    """A dataset of batches of one size."""
-    (whole,) = batches([rows * number])
-    return tf.data.Dataset.from_tensor_slices(whole).batch(rows, drop_remainder=True)
-
-
 def _spec(value):
     value = np.asarray(value)
     return tf.TensorSpec([None, *value.shape[1:]] if value.ndim else [], value.dtype)
@@ -114,11 +108,11 @@ def variables_of(made):
     return {name: made.get_variable_value(name) for name in made.get_variable_names()}
 
 
-def outcomes(made, given=input_fn, modes=("train", "eval", "infer"), steps=None, hooks=None):
+def outcomes(made, given=input_fn, modes=("train", "eval", "infer")):
     """Trains, evaluates and predicts; returns what came out."""
     found = {}
     if "train" in modes:
-        made.train(given, steps=steps, hooks=hooks)
+        made.train(given)
         found["variables"] = variables_of(made)
     if "eval" in modes:
         found["metrics"] = made.evaluate(given)

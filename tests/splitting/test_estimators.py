@@ -1,17 +1,17 @@
-"""Estimators whose graph is split: optimizers, modes and options leave what one device leaves."""
+"""An Estimator whose graph is split leaves what one device's leaves: weights, metrics, events."""
 
-import functools
+import collections
+import logging
 
+import numpy as np
 import pytest
 
 import replicate
+from replicate import errors, estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy.cluster import synchronous
 from tests import exactness
-from tests.law import optimizers
-from tests.models import bert
 from tests.splitting import estimators
-from tests.splitting.estimators import model, require_one_device, stepping
+from tests.splitting.estimators import WIDTH, model, require_one_device, stepping
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning"),
@@ -24,309 +24,442 @@ def sgd():
 
 
 def momentum():
-    return tf1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True)
+    return tf1.train.MomentumOptimizer(0.1, 0.9)
 
 
 def adam():
     return tf1.train.AdamOptimizer(0.01, epsilon=1e-3)
 
 
-# Optimizers.
-
-GIVEN = {
-    "momentum": momentum,
-    "adam": adam,
-    "adagrad": lambda: tf1.train.AdagradOptimizer(0.1),
-    "ftrl": lambda: tf1.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
-    "rmsprop": lambda: tf1.train.RMSPropOptimizer(0.01, centered=True),
-    "clipping": optimizers.Clipping,
-    "counting": lambda: optimizers.Counting(0.1),
-    "decaying": lambda: optimizers.Decaying(0.1, 0.9),
-    "tower": lambda: replicate.TowerOptimizer(momentum),
-}
+# Models; what optimizers do is in `tests/law` and `tests/training`.
 
 
-PLACED = {"momentum": "round_robin", "adam": "balanced"}
-
-
-def reference_of(name):
-    return stepping(momentum if name == "tower" else GIVEN[name])
-
-
-@pytest.mark.thorough("momentum")
-@pytest.mark.parametrize("name", GIVEN)
-def test_an_optimizer_given_beside_the_model_is_one_devices(tmp_path, name):
-    modes = ("train", "eval", "infer") if name in PLACED else ("train",)
-    placement = PLACED.get(name)
-    reference = reference_of(name)
-    require_one_device(tmp_path, model, GIVEN[name], reference, modes=modes, strategy=placement)
-
-
-@pytest.mark.thorough("adam")
-@pytest.mark.parametrize("name", ["adam", "counting", "tower"])
-def test_an_optimizer_inside_the_model_is_one_devices(tmp_path, name):
-    inside = stepping(GIVEN[name])
-    require_one_device(tmp_path, inside, None, reference_of(name), modes=("train",), devices=2)
-
-
-@pytest.mark.thorough
-def test_an_optimizer_is_given_params(tmp_path):
-    def optimizer_fn(params):
-        return tf1.train.GradientDescentOptimizer(params["rate"])
-
-    def with_params(features, labels, mode, params):
-        assert params["rate"] == 0.2
-        return model(features, labels, mode)
-
-    def reference(features, labels, mode, params):
-        return stepping(lambda: optimizer_fn(params))(features, labels, mode)
-
-    require_one_device(tmp_path, with_params, optimizer_fn, reference, params={"rate": 0.2})
-
-
-@pytest.mark.thorough
-def test_a_models_own_optimizer_leaves_nothing_beside_one_that_is_given(tmp_path):
-    reference = stepping(momentum)
-    require_one_device(tmp_path, stepping(adam), momentum, reference)
-
-
-@pytest.mark.thorough
-def test_an_optimizer_that_assigns_by_itself(tmp_path):
-    def assigning(features, labels, mode):
-        spec = model(features, labels, mode)
-        if mode != "train":
-            return spec
-        step = tf1.train.get_global_step()
-        trained = tf1.trainable_variables()
-        gradients, _ = tf.clip_by_global_norm(tf.gradients(spec.loss, trained), 0.1)
-        made = optimizers.DecayingAdam(0.01, exclude=("bias",))
-        applied = made.apply_gradients(zip(gradients, trained, strict=True), global_step=step)
-        return spec._replace(train_op=tf.group(applied, step.assign(step + 1)))
-
-    require_one_device(tmp_path, assigning, strategy="round_robin")
-
-
-@pytest.mark.thorough
-def test_bert_with_batches_of_a_known_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(bert, "LAYERS", 1)
-    given = functools.partial(bert.input_fn, batch_size=7)
-    expected = estimators.one(bert.model_fn, tmp_path / "one", {})
-    found = estimators.split(bert.model_fn, tmp_path / "split", params={})
-    for made in (expected, found):
-        made.train(given, steps=2)
-    estimators.require_same(
-        estimators.variables_of(expected), estimators.variables_of(found), (1e-3, 1e-5)
-    )
-    estimators.require_same(
-        expected.evaluate(given, steps=2), found.evaluate(given, steps=2), (1e-3, 1e-5)
-    )
-
-
-@pytest.mark.thorough
-def test_a_slow_copy_of_weights(tmp_path):
-    looking = stepping(lambda: optimizers.LookingAhead(sgd()))
-    require_one_device(tmp_path, looking, modes=("train",))
-
-
-@pytest.mark.thorough("apply_gradients-adam")
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-@pytest.mark.parametrize("how", ["get_updates", "apply_gradients"])
-def test_tf_keras_optimizers_inside_the_model(tmp_path, kind, how):
-    legacy = tf.keras.optimizers.legacy
-
-    def inside(features, labels, mode):
-        spec = model(features, labels, mode)
-        if mode != "train":
-            return spec
-        step = tf1.train.get_global_step()
-        made = legacy.SGD(0.1, 0.9) if kind == "sgd" else legacy.Adam(0.01, epsilon=1e-3)
-        made.iterations = step
-        trained = tf1.trainable_variables()
-        if how == "get_updates":
-            return spec._replace(train_op=tf.group(made.get_updates(spec.loss, trained)))
-        pairs = zip(tf.gradients(spec.loss, trained), trained, strict=True)
-        return spec._replace(train_op=made.apply_gradients(pairs))
-
-    require_one_device(tmp_path, inside, modes=("train",), devices=2)
-
-
-def in_float32(features, labels, mode):
-    """A model whose weights and losses are of 32 bits."""
-    features = {**features, "x": tf.cast(features["x"], tf.float32)}
-    logits = tf1.layers.dense(features["x"], 1, kernel_initializer=exactness.start)
-    loss = None
-    if labels is not None:
-        loss = tf.reduce_mean(tf.square(logits - tf.cast(labels, tf.float32)))
-    return exactness.spec_of(mode, loss, {"logits": logits})
-
-
-@pytest.mark.thorough
-def test_a_loss_scale_that_moves(tmp_path):
-    def scaled():
-        mixed = tf1.mixed_precision
-        scale = mixed.DynamicLossScale(initial_loss_scale=8, increment_period=2)
-        return mixed.MixedPrecisionLossScaleOptimizer(momentum(), scale)
-
-    single = stepping(scaled, in_float32)
-    tolerance = (1e-4, 1e-6)
-    for n, (of, optimizer_fn) in enumerate([(in_float32, scaled), (single, None)]):
-        require_one_device(tmp_path / str(n), of, optimizer_fn, single, tolerance=tolerance)
-
-
-def test_the_rewrite_for_mixed_precision(tmp_path):
-    def rewritten():
-        return tf1.mixed_precision.enable_mixed_precision_graph_rewrite(sgd(), 8.0)
-
-    try:
-        require_one_device(tmp_path, in_float32, rewritten, tolerance=(1e-2, 1e-3))
-    finally:
-        tf1.mixed_precision.disable_mixed_precision_graph_rewrite()
-
-
-def alone():
-    return tf1.train.SyncReplicasOptimizer(momentum(), 1, total_num_replicas=1)
-
-
-def test_synchronous_replicas_of_one_worker(tmp_path):
-    def reference(features, labels, mode):
-        spec = model(features, labels, mode)
-        if mode != "train":
-            return spec
-        made = alone()
-        step = made.minimize(spec.loss, tf1.train.get_global_step())
-        hook = synchronous.Hook(made, True, 0)  # TensorFlow's own ends after two minutes
-        return spec._replace(train_op=step, training_hooks=[hook])
-
-    require_one_device(tmp_path, model, alone, reference, modes=("train",), devices=2)
-
-
-def partly_trained(features, labels, mode):
-    """A model with a variable that the loss does not see."""
-    tf1.get_variable("unseen", [2], tf.float64, start_of_ones())
+def of_params(features, labels, mode, params):
+    assert params["rate"] == 0.2
     return model(features, labels, mode)
 
 
-def start_of_ones():
-    return tf1.ones_initializer()
+def optimizer_of_params(params):
+    return tf1.train.GradientDescentOptimizer(params["rate"])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("is_inside", [False, True])
-def test_a_variable_without_gradient_stays(tmp_path, is_inside):
-    single = stepping(momentum, partly_trained)
-    if is_inside:
-        require_one_device(tmp_path, single, modes=("train",))
-    else:
-        require_one_device(tmp_path, partly_trained, momentum, single, modes=("train",))
+def of_params_alone(features, labels, mode, params):
+    return stepping(lambda: optimizer_of_params(params))(features, labels, mode)
 
 
-@pytest.mark.parametrize("is_inside", [False, True])
-def test_a_loss_without_any_gradient_is_refused(tmp_path, is_inside):
-    def constant(features, labels, mode):
-        spec = model(features, labels, mode)
-        return spec._replace(loss=tf.reduce_mean(features["x"]))
-
-    made = estimators.split(
-        stepping(sgd, constant) if is_inside else constant, tmp_path, None if is_inside else sgd
-    )
-    with pytest.raises(ValueError, match="radient"):
-        made.train(estimators.input_fn, steps=1)
-
-
-@pytest.mark.thorough
-def test_what_a_model_updates_runs_with_an_optimizer_that_is_given(tmp_path):
-    def normalised(features, labels, mode):
-        x = tf1.layers.batch_normalization(features["x"], training=mode == "train")
-        return model({**features, "x": x}, labels, mode)
-
-    require_one_device(tmp_path, normalised, momentum)
-
-
-def test_to_the_model_there_is_one_tower(tmp_path):
-    def told(features, labels, mode):
-        tower = replicate.get_tower_context()
-        assert (tower.tower_id, tower.num_towers) == (0, 1)
-        replica = tf.distribute.get_replica_context()
-        assert replica.num_replicas_in_sync == 1
-        assert tf.distribute.has_strategy()
-        spec = model(features, labels, mode)
-        total = replica.all_reduce("SUM", spec.loss)
-        return spec._replace(loss=tower.merge_call(lambda strategy, loss: 2 * loss, total))
-
-    def single(features, labels, mode):
-        spec = model(features, labels, mode)
-        return spec._replace(loss=2 * spec.loss)
-
-    require_one_device(tmp_path, told, momentum, stepping(momentum, single), modes=("train",))
-
-
-# Around the step.
-
-
-def accumulated(features, labels, mode):
-    """The model, whose optimizer is fed the mean of two batches' gradients."""
+def of_keras(features, labels, mode):
+    """A model with an optimizer of tf_keras inside."""
     spec = model(features, labels, mode)
     if mode != "train":
         return spec
-    trained, step = tf1.trainable_variables(), tf1.train.get_global_step()
-    kept = [
-        tf1.get_variable(
-            f"kept/{n}",
-            variable.shape,
-            tf.float64,
-            tf1.zeros_initializer(),
-            trainable=False,
-            collections=[tf1.GraphKeys.LOCAL_VARIABLES],
-        )
-        for n, variable in enumerate(trained)
-    ]
-    gradients = [tf.convert_to_tensor(g) for g in tf.gradients(spec.loss, trained)]
-    added = [k.assign_add(g) for k, g in zip(kept, gradients, strict=True)]
-    made = sgd()
-    with tf1.control_dependencies(added):
-        is_full = tf.equal(step.read_value() % 2, 1)
-
-        def apply():
-            means = [k.read_value() / 2 for k in kept]
-            clipped, _ = tf.clip_by_global_norm(means, 0.05)
-            with tf1.control_dependencies(
-                [made.apply_gradients(zip(clipped, trained, strict=True))]
-            ):
-                return tf.group(*[k.assign(tf.zeros_like(k)) for k in kept])
-
-        applied = tf1.cond(is_full, apply, tf1.no_op)
-    with tf1.control_dependencies([applied]):
-        return spec._replace(train_op=step.assign_add(1).op)
+    made = tf.keras.optimizers.legacy.Adam(0.01, epsilon=1e-3)
+    made.iterations = tf1.train.get_global_step()
+    trained = tf1.trainable_variables()
+    pairs = zip(tf.gradients(spec.loss, trained), trained, strict=True)
+    return spec._replace(train_op=made.apply_gradients(pairs))
 
 
-def four():
-    return estimators.input_fn(sizes=(7, 2, 1, 5))
+def partly_trained(features, labels, mode):
+    """A model with a variable that the loss does not see, and updates by the batch."""
+    tf1.get_variable("unseen", [2], tf.float64, tf1.ones_initializer())
+    x = tf1.layers.batch_normalization(features["x"], training=mode == "train")
+    return model({**features, "x": x}, labels, mode)
 
 
-@pytest.mark.thorough("mirrored")
-@pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "mirrored"])
-def test_gradients_of_several_batches_are_averaged_and_clipped(tmp_path, strategy):
-    is_inside = strategy == "round_robin"
-    require_one_device(
-        tmp_path,
-        stepping(sgd) if is_inside else model,
-        None if is_inside else sgd,
-        accumulated,
-        given=four,
-        strategy=strategy,
-        accumulate_steps=2,
-        clip_global_norm=0.05,
+def of_one_tower(features, labels, mode):
+    """A model that asks where it is: to it there is one tower."""
+    tower, replica = replicate.get_tower_context(), tf.distribute.get_replica_context()
+    assert (tower.tower_id, tower.num_towers) == (0, 1)
+    assert replica.num_replicas_in_sync == 1
+    assert tf.distribute.has_strategy()
+    spec = model(features, labels, mode)
+    total = replica.all_reduce("SUM", spec.loss)
+    return spec._replace(loss=tower.merge_call(lambda strategy, loss: 2 * loss, total))
+
+
+def twice(features, labels, mode):
+    spec = model(features, labels, mode)
+    return spec._replace(loss=2 * spec.loss)
+
+
+def parted(features, labels, mode):
+    with tf1.variable_scope("parted", partitioner=tf1.fixed_size_partitioner(2)):
+        return model(features, labels, mode)
+
+
+ALL = ("train", "eval", "infer")
+MODELS = {
+    "momentum": (model, momentum, None, ALL, {"strategy": "round_robin"}),
+    "adam": (model, adam, None, ALL, {"strategy": "balanced"}),
+    "inside": (stepping(adam), None, None, ALL, {"devices": 2}),
+    "beside another": (stepping(adam), momentum, stepping(momentum), ALL, {}),
+    "params": (of_params, optimizer_of_params, of_params_alone, ALL, {"params": {"rate": 0.2}}),
+    "keras": (of_keras, None, None, ["train"], {}),
+    "partly trained": (partly_trained, momentum, None, ALL, {}),
+    "partly trained inside": (stepping(sgd, partly_trained), None, None, ["train"], {}),
+    "one tower": (of_one_tower, sgd, stepping(sgd, twice), ["train"], {}),
+}
+
+
+@pytest.mark.thorough("momentum", "keras", "one tower", "partly trained")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_one_devices(tmp_path, name):
+    made, optimizer_fn, reference, modes, options = MODELS[name]
+    require_one_device(tmp_path, made, optimizer_fn, reference, modes=modes, **options)
+
+
+def test_training_and_evaluating_in_turn(tmp_path):
+    train = estimator.TrainSpec(lambda: estimators.input_fn(sizes=(7, 2) * 2), max_steps=4)
+    evaluate = estimator.EvalSpec(estimators.input_fn, throttle_secs=0, start_delay_secs=0)
+    made = (
+        estimators.one(stepping(momentum), tmp_path / "one"),
+        estimators.split(model, tmp_path / "split", momentum),
     )
+    expected, found = (estimator.train_and_evaluate(each, train, evaluate)[0] for each in made)
+    estimators.require_same(expected, found, (1e-6, 1e-8))
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_names_and_collections_are_one_devices(num_devices):
+    def summarized(features, labels, mode):
+        spec = model(features, labels, mode)
+        tf1.layers.batch_normalization(features["x"], training=True)
+        tf1.summary.scalar("loss", spec.loss)
+        tf1.losses.add_loss(spec.loss)
+        return spec
+
+    def collected(build):
+        with tf.Graph().as_default() as graph:
+            tf1.train.create_global_step()
+            features, labels = next(iter(estimators.batches()))
+            build(tf.nest.map_structure(tf.constant, features), tf.constant(labels), "train")
+            names = {op.name: op.type for op in graph.get_operations()}
+            return names, {
+                key: [getattr(item, "name", str(item)) for item in graph.get_collection(key)]
+                for key in graph.get_all_collection_keys()
+            }
+
+    single = stepping(momentum, summarized)
+    names, expected = collected(single)
+    more, found = collected(model_fn.replicate_model_fn(single, None, num_devices))
+    assert found == expected
+    assert names.items() <= more.items()
+    own = {name for name in more if not name.startswith(("tower_", "replicate_"))}
+    # What is grouped lies on several devices, and has an operation for each.
+    assert {name for name in own - set(names) if "group_deps" not in name} == set()
+    assert num_devices > 1 or own == set(more)
+
+
+# Parts of variables, and checkpoints.
 
 
 @pytest.mark.thorough
-def test_clipping_alone(tmp_path):
-    class Clipped(tf1.train.GradientDescentOptimizer):
-        def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-            gradients, trained = zip(*grads_and_vars, strict=True)
-            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-            clipped, _ = tf.clip_by_global_norm(gradients, 0.05)
-            return super().apply_gradients(zip(clipped, trained, strict=True), global_step, name)
+@pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "balanced", "mirrored"])
+def test_parts_of_variables_lie_where_the_strategy_puts_them(tmp_path, strategy):
+    places: dict = {}
 
-    reference = stepping(lambda: Clipped(0.1))
-    require_one_device(tmp_path, model, sgd, reference, clip_global_norm=0.05)
+    def noting(features, labels, mode):
+        spec = parted(features, labels, mode)
+        places.update({v.op.name: v.device for v in tf1.global_variables()})
+        return spec
+
+    reference = stepping(momentum, parted)
+    found = require_one_device(tmp_path, noting, momentum, reference, strategy=strategy)
+    assert "parted/table/Momentum" in found["variables"]
+    several = strategy in ("round_robin", "balanced")
+    assert len({places[f"parted/table/part_{n}"] for n in range(2)}) == 1 + several, places
+
+
+@pytest.mark.thorough
+def test_checkpoints_go_from_any_way_to_any_other(tmp_path):
+    def whole(features, labels, mode):
+        with tf1.variable_scope("parted"):
+            return model(features, labels, mode)
+
+    single = stepping(momentum, whole)
+    ways = [
+        lambda folder: estimators.split(parted, folder, momentum, strategy="round_robin"),
+        lambda folder: estimators.one(single, folder),
+        lambda folder: estimators.split(parted, folder, momentum, 1),
+        lambda folder: estimators.split(whole, folder, momentum, strategy="mirrored"),
+    ]
+    alone = estimators.one(single, tmp_path / "one")
+    for way in ways:
+        expected, found = (estimators.outcomes(e) for e in (alone, way(tmp_path / "split")))
+        estimators.require_same(expected, found)
+    towers = estimators.split(whole, tmp_path / "split", momentum, tower_building="call")
+    expected, found = (estimators.outcomes(each, modes=["infer"]) for each in (alone, towers))
+    estimators.require_same(expected, found)
+
+
+# Hooks, scaffolds and effects.
+
+
+class Traced(tf1.train.SessionRunHook):
+    """Asks for a trace of a step, as ProfilerHook does, and fetches tensors by name."""
+
+    def __init__(self, names):
+        self.names, self.devices, self.fetched = names, set(), []
+
+    def before_run(self, run_context):
+        options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+        return tf1.train.SessionRunArgs(self.names, options=options)
+
+    def after_run(self, run_context, run_values):
+        self.fetched.append(run_values.results)
+        self.devices |= {each.device for each in run_values.run_metadata.step_stats.dev_stats}
+
+
+def shown(features, labels, mode):
+    """A model that writes summaries of all kinds, and logs tensors."""
+    spec = model(features, labels, mode)
+    logits = spec.predictions["logits"]
+    tf1.summary.scalar("mean", tf.reduce_mean(logits))
+    # Of rounded numbers: a histogram holds sums, whose last bits depend on their order.
+    tf1.summary.histogram("histogram", tf.round(features["x"] * 8) / 8)
+    images = tf.reshape(tf.tile(tf.round(features["x"] * 255), [1, 4]), [-1, 4, 4, 1])
+    tf1.summary.image("image", tf.cast(images, tf.uint8), 2)
+    tf1.summary.text("text", tf.as_string(features["ids"]))
+    tf.identity(tf.round(logits * 1e6), name="hidden")
+    hooks = [
+        tf1.train.LoggingTensorHook({"logits": logits}, every_n_iter=1),
+        tf1.train.LoggingTensorHook(["hidden"], every_n_iter=1),
+    ]
+    return spec._replace(training_hooks=hooks)
+
+
+def test_hooks_and_summaries_see_one_devices_tensors(tmp_path, caplog):
+    found = []
+    for num_devices in (1, 3):
+        directory, config = tmp_path / str(num_devices), {"save_summary_steps": 1}
+        if num_devices == 1:
+            made = estimators.one(stepping(sgd, shown), directory, **config)
+        else:
+            made = estimators.split(shown, directory, sgd, config=config)
+        traced = Traced({"logits": "dense_1/BiasAdd:0", "hidden": "hidden:0"})
+        counting = tf1.train.StepCounterHook(1, output_dir=str(directory / "steps"))
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "tensorflow"):
+            made.train(estimators.input_fn, hooks=[traced, counting])
+        logged = [r.getMessage().split(" (")[0] for r in caplog.records]
+        logged = [text for text in logged if text.startswith(("hidden = ", "logits = "))]
+        assert len(logged) == 6
+        assert len(traced.devices) >= num_devices
+        found.append((summaries_in(directory), traced.fetched, logged))
+    (expected, values, texts), (summaries, fetched, lines) = found
+    estimators.require_same(values, fetched)
+    assert lines == texts
+    require_summaries(expected, summaries)
+
+
+def summaries_in(directory):
+    """Returns what was written of each step, by tags."""
+    return {
+        (event.step, value.tag): value
+        for path in sorted(directory.glob("events*"))
+        for event in tf1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag != "global_step/sec"
+    }
+
+
+def require_summaries(expected, found):
+    """Requires the same bytes, but for means, whose order may show in the last bit."""
+    assert set(expected) == set(found)
+    assert len({tag for _, tag in expected}) == 6  # one of them an image of each of two rows
+    for key, one in expected.items():
+        if one.HasField("simple_value"):
+            assert found[key].simple_value == pytest.approx(one.simple_value, rel=1e-6, abs=1e-7)
+        else:
+            assert found[key].SerializeToString() == one.SerializeToString(), key
+
+
+def counter(name, **options):
+    return tf1.get_variable(
+        name, [], tf.float64, tf1.zeros_initializer(), trainable=False, **options
+    )
+
+
+def test_a_scaffold_of_the_models_own(tmp_path):
+    def scaffolded(features, labels, mode):
+        spec, counted = model(features, labels, mode), counter("counted")
+        local = counter("local", collections=[tf1.GraphKeys.LOCAL_VARIABLES])
+        fed = tf1.placeholder(tf.float64, [])
+        kernel = next(v for v in tf1.trainable_variables() if "dense/kernel" in v.name)
+        start = tf.group(counted.assign(fed), kernel.assign(kernel * 0 + fed / 10))
+        saved = [v for v in tf1.global_variables() if "table" not in v.op.name]
+        locals_ = (tf1.local_variables_initializer(), tf1.tables_initializer(), local.initializer)
+        scaffold = tf1.train.Scaffold(
+            init_fn=lambda _, session: session.run(start, {fed: 3.0}),
+            saver=tf1.train.Saver(saved, max_to_keep=2),
+            local_init_op=tf.group(*locals_),
+        )
+        loss = spec.loss + tf.reduce_mean(features["x"]) * (counted + local.assign_add(1.0))
+        return spec._replace(loss=loss, scaffold=scaffold)
+
+    found = require_one_device(tmp_path, scaffolded, sgd, modes=("train",))
+    assert found["variables"]["counted"] == 3.0
+    assert not any("table" in name for name in found["variables"])
+
+
+SEEN: list = []
+
+
+def effects(features, labels, mode):
+    keys = tf.constant(np.arange(estimators.WORDS, dtype=np.int64))
+    initializer = tf.lookup.KeyValueTensorInitializer(keys, (keys * 5 + 2) % estimators.WORDS)
+    ids = tf.lookup.StaticHashTable(initializer, 0).lookup(features["ids"])
+
+    def seen(x):
+        SEEN.append(x.shape)
+        return x * 2.0
+
+    x = tf1.py_func(seen, [features["x"]], tf.float64)
+    x.set_shape([None, WIDTH])
+    with tf1.control_dependencies([tf.print("printed", tf.shape(x)[0])]):
+        x = tf.identity(x)
+    return model({"x": x, "ids": ids}, labels, mode)
+
+
+def test_tables_functions_of_python_and_prints_happen_once(tmp_path, capfd):
+    single = estimators.one(stepping(sgd, effects), tmp_path / "one")
+    several = estimators.split(effects, tmp_path / "split", sgd)
+    results, shapes, prints = [], [], []
+    for made in (single, several):
+        SEEN.clear()
+        results.append(estimators.outcomes(made, modes=("train", "infer")))
+        shapes.append(list(SEEN))
+        prints.append([each for each in capfd.readouterr().err.split("\n") if "printed" in each])
+    estimators.require_same(*results)
+    assert shapes[0] == shapes[1]
+    assert prints[0] == prints[1]
+    assert len(prints[0]) >= 3
+
+
+# What is given.
+
+Pair = collections.namedtuple("Pair", ["x", "ids"])
+
+
+def on(read):
+    """Returns a model of what `read` takes from the features, [B, 4], and of labels or none."""
+
+    def model_fn(features, labels, mode):
+        x = read(features)
+        x.set_shape([None, WIDTH])
+        logits = estimators.dense(estimators.dense(x, 3, tf.nn.tanh), 1)
+        truth = 0.5 if labels is None else labels["deep"]["y"]
+        loss = tf.reduce_mean(tf.square(logits - truth)) + tf.reduce_max(logits)
+        return exactness.spec_of(mode, loss, {"logits": logits})
+
+    return model_fn
+
+
+def dense_rows(numbers, rows):
+    return numbers.uniform(-1, 1, [rows, WIDTH])
+
+
+def ragged(numbers, rows):
+    lengths = numbers.randint(0, 4, rows)
+    return tf.RaggedTensor.from_row_lengths(numbers.uniform(-1, 1, lengths.sum()), lengths)
+
+
+def sparse(numbers, rows):
+    places = [[i, i % 3] for i in range(rows)]
+    return tf.SparseTensor(places, numbers.randint(0, 5, rows), [rows, 3])
+
+
+def of_ragged(value):
+    """Sums and counts of each row, and the first value: [B, 4]."""
+    first = value.to_tensor(0.5, shape=[None, 1])
+    counts = tf.cast(value.row_lengths(), tf.float64)[:, None]
+    return tf.concat([tf.reduce_sum(value, 1)[:, None], counts, first, 0 * counts], 1)
+
+
+X = tf.TensorSpec([None, WIDTH], tf.float64)
+GIVEN = {
+    "tuple": (
+        lambda *of: (dense_rows(*of), 2.0),
+        (X, tf.TensorSpec([], tf.float64)),
+        lambda given: given[0] * given[1],
+    ),
+    "namedtuple": (
+        lambda *of: Pair(dense_rows(*of), dense_rows(*of)),
+        Pair(X, X),
+        lambda given: given.x + given.ids,
+    ),
+    "deep": (lambda *of: {"a": {"b": dense_rows(*of)}}, {"a": {"b": X}}, lambda f: f["a"]["b"]),
+    "sparse": (
+        sparse,
+        tf.SparseTensorSpec([None, 3], tf.int64),
+        lambda s: tf.one_hot(tf.sparse.to_dense(s)[:, 1], WIDTH, dtype=tf.float64),
+    ),
+    "ragged": (ragged, tf.RaggedTensorSpec([None, None], tf.float64, 1), of_ragged),
+    "unknown rank": (dense_rows, tf.TensorSpec(None, tf.float64), lambda x: x + 0.0),
+}
+
+
+def given_of(name, has_labels):
+    """A dataset of batches of a kind, with labels or alone."""
+    make, spec, _ = GIVEN[name]
+
+    def generate():
+        for rows in estimators.SIZES:
+            numbers = np.random.RandomState(rows)
+            features = make(numbers, rows)
+            labels = {"deep": {"y": dense_rows(numbers, rows)[:, :1]}}
+            yield (features, labels) if has_labels else features
+
+    labels = {"deep": {"y": tf.TensorSpec([None, 1], tf.float64)}}
+    signature = (spec, labels) if has_labels else spec
+    return lambda: tf.data.Dataset.from_generator(generate, output_signature=signature)
+
+
+# To an Estimator a tuple of two alone is features and labels.
+@pytest.mark.thorough("namedtuple-True", "*-False")
+@pytest.mark.parametrize(
+    ("name", "has_labels"),
+    [
+        *(("tuple", True), ("namedtuple", True)),
+        *((name, has) for name in list(GIVEN)[2:] for has in (True, False)),
+    ],
+)
+def test_nests_of_all_kinds_are_one_devices(tmp_path, name, has_labels):
+    given, read = given_of(name, has_labels), GIVEN[name][-1]
+    require_one_device(tmp_path, on(read), sgd, given=given, modes=("train", "eval"))
+
+
+def test_what_runs_once_is_said(tmp_path, caplog):
+    made = estimators.split(on(GIVEN["unknown rank"][-1]), tmp_path, sgd)
+    with caplog.at_level(logging.INFO, "replicate"):
+        made.train(given_of("unknown rank", False), steps=1)
+    assert [r for r in caplog.records if r.name == "replicate" and r.levelno == logging.INFO]
+
+
+def test_rows_that_disagree_or_are_none_are_refused(tmp_path):
+    made = estimators.split(model, tmp_path, sgd)
+    (features, labels), *_ = estimators.batches()
+    static = {**features, "x": features["x"][:5]}
+    with pytest.raises(errors.BatchError, match=r'features\["ids"\] has 7 rows, features\["x"\]'):
+        made.train(lambda: tf.data.Dataset.from_tensors((static, labels)))
+    dynamic = lambda f, y: ({**f, "x": f["x"][:5]}, y)  # noqa: E731
+    with pytest.raises(tf.errors.InvalidArgumentError, match="numbers of rows differ between"):
+        made.train(lambda: estimators.input_fn().map(dynamic))
+    with pytest.raises(errors.BatchError, match="no rows, only the scalars"):
+        made.train(lambda: tf.data.Dataset.from_tensors(({"x": 1.0}, 2.0)))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"loss_reduction": "mean"}, "got loss_reduction=.* Leave out one of them"),
+        ({"update_ops": "first"}, "got update_ops='first' with it. Leave out one of them"),
+        (
+            {"tower_building": "call", "random_numbers": "one_device"},
+            "random_numbers='one_device' with tower_building='call'. Leave out one of them",
+        ),
+    ],
+)
+def test_options_of_the_other_way_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        model_fn.replicate_model_fn(model, sgd, 2, **{"tower_building": "split", **options})
