@@ -14,7 +14,7 @@ from tests.splitting.corpus import running, table
 pytestmark = pytest.mark.filterwarnings(
     "ignore"
 )  # the models' own, of TensorFlow's older functions
-WIDE = ("simclr", "norm_layers_2d", "lstm_dynamic_with_lengths", "embedding", "dropout", "bert")
+WIDE = ("simclr", "norm_layers_2d", "lstm_dynamic_with_lengths", "deep_columns", "dropout")
 # Models that train as model_fns, too; for the quick tests that is enough.
 MODEL_FNS = (
     *("norm_layers_fused", "norm_fused_with_averages", "norm_layers_2d", "norm_ahead_of_the_step"),
@@ -24,8 +24,8 @@ MODEL_FNS = (
     *("gradient_tape", "lstm_static_with_lengths", "lstm_dynamic_with_lengths"),
     *("lstm_bidirectional", "gru_dynamic", "keras_lstm_masked", "scan_over_rows", "loops_in_loops"),
     *("loop_with_a_batch_mean", "condition_on_a_batch_mean", "crf", "beam_search"),
-    *("greedy_decoding_until_all_end", "embedding_of_sparse_ids", "ragged_means"),
-    *("words_of_a_vocabulary", "feature_columns", "sampled_softmax", "dropout", "noise"),
+    *("greedy_decoding_until_all_end", "embeddings_of_bags", "ragged_embeddings"),
+    *("tables_of_words", "deep_columns", "sampled_softmax", "dropout", "noise"),
     *("mixed_up_at_random", "samples", "python_called", "python_derived", "counters", "checked"),
     *("datasets_inside", "summaries"),
 )
@@ -33,10 +33,9 @@ MODEL_FNS = (
 ALIKE = (
     *[name for name in table.MODELS if name.startswith("law: ")],
     *[name for name in table.MODELS if name.endswith("_doubled")],
-    *("keras_bidirectional", "keras_gru", "lstm_two_layers", "crf tagger"),
 )
 # What takes longest, of operations that smaller models have, too.
-LARGE = ("bert", "keras_lstm", "ranking", "square_lstm", "resnet", "deepfm", "keras_simple_rnn")
+LARGE = ("keras_lstm", "deep_columns")
 LARGE_MODEL_FNS = (
     *("lstm_static_with_lengths", "lstm_dynamic_with_lengths", "lstm_bidirectional"),
     *("gru_dynamic", "keras_lstm_masked", "beam_search"),

@@ -2,7 +2,6 @@
 
 import pathlib
 import pickle
-import types
 
 import numpy as np
 import pytest
@@ -10,9 +9,6 @@ import pytest
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 from replicate.splitting import batches
-from replicate.splitting.structure import loops
-from replicate.splitting.structure.nodes import Changes, Nodes
-from replicate.splitting.writing import peers, transport, workers
 from tests import exactness
 from tests.cluster import cases, once, processes, test_training
 from tests.splitting import workers_models
@@ -136,32 +132,6 @@ def require_trained(folder: pathlib.Path, case: cases.Case, name: str, workers: 
 # Parts of it, in one process.
 
 
-def test_a_pop_waits_for_what_is_pushed_to_its_stack(fresh_graph):
-    stack, other = (tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float32) for _ in range(2))
-    pushed = tf.raw_ops.StackPushV2(handle=stack, elem=tf.constant(1.0))
-    apart = tf.raw_ops.StackPushV2(handle=other, elem=tf.constant(2.0))
-    popped = tf.raw_ops.StackPopV2(handle=stack, elem_type=tf.float32)
-    nodes, structure = Nodes(fresh_graph, "new"), loops.Structure(fresh_graph)
-    written = types.SimpleNamespace(
-        **{"nodes": nodes, "structure": structure, "changes": Changes(), "home": "", "devices": ()},
-        run_whole=[popped.op, pushed.op, apart.op],
-    )
-    found = transport.Transport(written, [])._find_before()
-    assert found[popped.op] == [stack.op, pushed.op]
-
-
-@pytest.mark.parametrize("known", [None, [4, 4]])
-def test_workers_tell_their_rows_unless_these_are_known(fresh_graph, session, known):
-    def table(brought):
-        return tf.stack([brought, brought + 1])  # this worker's, and another's
-
-    counts = None if known is None else tf.constant(known)
-    of_all = types.SimpleNamespace(counts=counts, table=table)
-    own = {"x": tf.zeros([3, 2]), "y": tf.zeros([3])}
-    found = workers._counts(workers.WorkerBatch(of_all, tf.constant(3), own), of_all)
-    assert session.run(found).tolist() == (known or [3, 4])
-
-
 class TwoAlike(collectives.CollectiveWorkers):
     """Stands for two workers, which bring the same."""
 
@@ -192,45 +162,3 @@ def test_ragged_rows_are_those_of_all_workers(session, values, is_static):
     # Rows of two values, none and one, and again.
     assert rows.row_splits.tolist() == [0, 2, 2, 3, 5, 5, 6]
     np.testing.assert_array_equal(rows.flat_values, session.run(tf.constant(values + values)))
-
-
-@pytest.mark.parametrize("kind", ["array", "list", "exit"])
-@pytest.mark.parametrize("is_own", [True, False])
-def test_what_comes_from_a_loop_of_a_workers_own_values_is_its_own(fresh_graph, kind, is_own):
-    was_new = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    start = {
-        "array": lambda: tf.TensorArray(tf.float32, 2),
-        "list": lambda: tf.raw_ops.TensorListReserve(
-            element_shape=-1, num_elements=2, element_dtype=tf.float32
-        ),
-        "exit": lambda: tf.constant(0.0),
-    }
-    write = {
-        "array": lambda n, held: held.write(n, 1.0),
-        "list": lambda n, held: tf.raw_ops.TensorListSetItem(input_handle=held, index=n, item=1.0),
-        "exit": lambda n, held: held + 1.0,
-    }
-    read = {
-        "array": lambda held: held.read(0),
-        "list": lambda held: tf.raw_ops.TensorListGetItem(
-            input_handle=held, index=0, element_shape=-1, element_dtype=tf.float32
-        ),
-        "exit": lambda held: held,
-    }
-    try:
-        _, held = tf.while_loop(
-            lambda n, _: n < 2, lambda n, held: (n + 1, write[kind](n, held)), [0, start[kind]()]
-        )
-        found = read[kind](held)
-    finally:
-        if was_new:
-            tf1.enable_control_flow_v2()
-    structure = loops.Structure(fresh_graph)
-    roots = {structure.root(op) for op in fresh_graph.get_operations()} - {None}
-    assert len(roots) == 1
-    found_peers = object.__new__(peers.Peers)
-    found_peers._writer = types.SimpleNamespace(structure=structure)
-    found_peers._own_loops = roots if is_own else set()
-    assert found_peers._is_own(found) is is_own
-    assert not found_peers._is_own(tf.constant(1.0))

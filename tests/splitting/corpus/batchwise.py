@@ -50,18 +50,6 @@ def simclr_of_concatenated_views(f, y):
     return tf.reduce_mean(losses), {"scores": scores, "losses": losses}
 
 
-@model(optimizer=adam)
-def in_batch_softmax(f, y):
-    """Two towers of a retrieval model; other rows' items are the negatives."""
-    del y
-    query, item = hidden(f["x"], 4, "query"), hidden(f["other"], 4, "item")
-    scores = tf.matmul(query, item, transpose_b=True)
-    labels = tf.eye(tf.shape(scores)[0], dtype=F64)
-    losses = tf.nn.softmax_cross_entropy_with_logits(labels, scores)
-    best = tf.argmax(scores, 1)
-    return tf.reduce_mean(losses), {"scores": scores, "best": best}
-
-
 @model
 def in_batch_softmax_with_corrections(f, y):
     """Sampled softmax whose rows of the same class are no negatives of each other."""
@@ -93,18 +81,6 @@ def triplets_batch_hard(f, y):
     negative = tf.reduce_min(found + farthest * same, 1)
     losses = tf.nn.relu(positive - negative + 0.3)
     return tf.reduce_mean(losses), {"positive": positive, "negative": negative}
-
-
-@model
-def triplets_batch_all(f, y):
-    """All triplets that count, over the number of those with a loss."""
-    found = distances(hidden(f["x"]))
-    same = tf.equal(y["class"][:, None], y["class"][None, :])
-    others = ~tf.cast(tf.eye(tf.shape(found)[0]), bool)
-    valid = (same & others)[:, :, None] & (~same)[:, None, :]
-    losses = tf.nn.relu(found[:, :, None] - found[:, None, :] + 0.3) * tf.cast(valid, F64)
-    positive = tf.reduce_sum(tf.cast(losses > 1e-16, F64))
-    return tf.reduce_sum(losses) / (positive + 1e-16), {"positive": positive}
 
 
 @model
@@ -177,16 +153,6 @@ def segments_of_groups(f, y):
     largest = tf.where(largest < -10.0, tf.zeros_like(largest), largest)
     found = tf.reduce_sum(tf.square(tf.gather(means, group) - y["y"]))
     return found + tf.nn.l2_loss(largest) + tf.reduce_mean(sums), {"means": means}
-
-
-@model(optimizer=adam)
-def masked_rows(f, y):
-    """Layers on those rows alone that a mask keeps, and a mean over them."""
-    kept = f["mask"] > 0.0
-    x = tf.boolean_mask(f["x"], kept)
-    found = hidden(hidden(x), 3, "second")
-    losses = tf.reduce_sum(tf.square(found - tf.boolean_mask(y["y"], kept)), 1)
-    return tf.reduce_mean(losses), {"kept": found, "number": tf.shape(found)[0]}
 
 
 @model

@@ -18,13 +18,6 @@ def dropout(f, y):
 
 
 @model
-def dropout_of_keras(f, y):
-    x = tf.keras.layers.Dropout(0.4, seed=3, dtype=F64)(hidden(f["x"]), training=True)
-    x = tf.keras.layers.GaussianNoise(0.1, seed=4, dtype=F64)(x, training=True)
-    return squares(hidden(x, 3, "out"), y), {"x": x}
-
-
-@model
 def noise(f, y):
     x = hidden(f["x"])
     x += 0.1 * tf.random.normal(tf.shape(x), dtype=F64)
@@ -32,16 +25,6 @@ def noise(f, y):
     x += 0.1 * tf.random.truncated_normal([4], dtype=F64)
     stateless = tf.random.stateless_normal(tf.shape(x), [1, 2], dtype=F64)
     return squares(hidden(x + 0.1 * stateless, 3, "out"), y), {"x": x}
-
-
-@model
-def variational(f, y):
-    mean, log_deviation = hidden(f["x"], 2, "mean"), hidden(f["x"], 2, "deviation")
-    z = mean + tf.exp(log_deviation) * tf.random.normal(tf.shape(mean), dtype=F64, seed=9)
-    divergence = 0.5 * tf.reduce_sum(
-        tf.square(mean) + tf.exp(2.0 * log_deviation) - 2.0 * log_deviation - 1.0, 1
-    )
-    return squares(hidden(z, 3, "out"), y) + tf.reduce_mean(divergence), {"z": z}
 
 
 @model
@@ -115,20 +98,6 @@ def counters(f, y):
 
 
 @model
-def centre_loss(f, y):
-    """Centres of classes that move by scattered updates (Wen et al. 2016)."""
-    x = hidden(f["x"], 3)
-    start = tf1.zeros_initializer()
-    centres = tf1.get_variable("centres", [3, 3], F64, start, trainable=False)
-    own = tf.gather(centres.read_value(), y["class"])
-    loss = tf.reduce_mean(tf.reduce_sum(tf.square(x - own), 1)) + squares(x, y)
-    with tf.control_dependencies([loss]):
-        moved = centres.scatter_sub(tf.IndexedSlices(0.3 * (own - x), y["class"]))
-    tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, moved.op)
-    return loss, {"own": own}
-
-
-@model
 def summaries(f, y):
     """Histograms, pictures and text are the batch's, byte by byte."""
     x = hidden(f["x"], 3)
@@ -156,82 +125,3 @@ def datasets_inside(f, y):
     made = tf.data.Dataset.from_tensor_slices(np.arange(6.0).reshape([2, 3])).repeat()
     row = tf1.data.make_one_shot_iterator(made).get_next()
     return squares(hidden(f["x"], 3) + 0.1 * row, y), {"row": row}
-
-
-METRICS = {
-    "accuracy": lambda m, f, y, p: m.accuracy(y["class"], tf.argmax(p, 1)),
-    "auc": lambda m, f, y, p: m.auc(f["mask"] > 0.0, p[:, 0]),
-    "auc_pr": lambda m, f, y, p: m.auc(
-        f["mask"] > 0.0, p[:, 0], curve="PR", summation_method="careful_interpolation"
-    ),
-    "average_precision_at_k": lambda m, f, y, p: m.average_precision_at_k(
-        tf.cast(y["class"], tf.int64), p, 2
-    ),
-    "false_negatives": lambda m, f, y, p: m.false_negatives(f["mask"] > 0.0, p[:, 0] > 0.3),
-    "false_positives_at": lambda m, f, y, p: m.false_positives_at_thresholds(
-        f["mask"] > 0.0, p[:, 0], [0.2, 0.4]
-    ),
-    "mean": lambda m, f, y, p: m.mean(p, f["real"][:, None]),
-    "mean_absolute_error": lambda m, f, y, p: m.mean_absolute_error(y["y"], p),
-    "mean_cosine_distance": lambda m, f, y, p: m.mean_cosine_distance(
-        tf.nn.l2_normalize(y["y"], 1), tf.nn.l2_normalize(p, 1), 1
-    ),
-    "mean_iou": lambda m, f, y, p: m.mean_iou(y["class"], tf.argmax(p, 1), 3),
-    "mean_per_class_accuracy": lambda m, f, y, p: m.mean_per_class_accuracy(
-        y["class"], tf.argmax(p, 1), 3
-    ),
-    "mean_relative_error": lambda m, f, y, p: m.mean_relative_error(y["y"], p, tf.abs(p)),
-    "mean_squared_error": lambda m, f, y, p: m.mean_squared_error(y["y"], p),
-    "mean_tensor": lambda m, f, y, p: m.mean_tensor(tf.reduce_sum(p, 0)),
-    "percentage_below": lambda m, f, y, p: m.percentage_below(p, 0.3),
-    "precision": lambda m, f, y, p: m.precision(f["mask"] > 0.0, p[:, 0] > 0.3),
-    "precision_at_k": lambda m, f, y, p: m.precision_at_k(tf.cast(y["class"], tf.int64), p, 2),
-    "precision_at_thresholds": lambda m, f, y, p: m.precision_at_thresholds(
-        f["mask"] > 0.0, p[:, 0], [0.2, 0.4]
-    ),
-    "recall": lambda m, f, y, p: m.recall(f["mask"] > 0.0, p[:, 0] > 0.3),
-    "recall_at_k": lambda m, f, y, p: m.recall_at_k(tf.cast(y["class"], tf.int64), p, 2),
-    "root_mean_squared_error": lambda m, f, y, p: m.root_mean_squared_error(y["y"], p),
-    "sensitivity": lambda m, f, y, p: m.sensitivity_at_specificity(f["mask"] > 0.0, p[:, 0], 0.5),
-    "specificity": lambda m, f, y, p: m.specificity_at_sensitivity(f["mask"] > 0.0, p[:, 0], 0.5),
-    "true_positives": lambda m, f, y, p: m.true_positives(
-        f["mask"] > 0.0, p[:, 0] > 0.3, f["real"]
-    ),
-}
-
-
-def of_metrics(names):
-    def build(f, y):
-        p = tf.cast(tf.nn.softmax(hidden(f["x"], 3)), tf.float32)
-        features = {"mask": f["mask"], "real": tf.cast(f["real"], tf.float32)}
-        labels = {"class": y["class"], "y": tf.cast(y["y"], tf.float32)}
-        extras = {}
-        for name in names:
-            value, update = METRICS[name](tf1.metrics, features, labels, p)
-            extras[name], extras[f"after {name}"] = update, value
-        return squares(tf.cast(p, F64), y), extras
-
-    return build
-
-
-for n in range(3):
-    build = of_metrics(list(METRICS)[n::3])
-    build.__name__ = f"metrics_{n}"
-    model(build, tolerance=(1e-5, 1e-6))
-
-
-@model
-def metrics_of_keras(f, y):
-    """Metrics of Keras, which keep variables of their own."""
-    p = tf.nn.softmax(hidden(f["x"], 3))
-    made = {
-        "mean": (tf.keras.metrics.Mean(dtype=F64), (tf.reduce_sum(p, 1) * f["real"],)),
-        "accuracy": (tf.keras.metrics.SparseCategoricalAccuracy(dtype=F64), (y["class"], p)),
-        "error": (tf.keras.metrics.MeanSquaredError(dtype=F64), (y["y"], p)),
-    }
-    extras = {name: metric.update_state(*given) for name, (metric, given) in made.items()}
-    extras |= {f"after {name}": metric.result() for name, (metric, _) in made.items()}
-    for metric, _ in made.values():
-        for v in metric.variables:
-            tf1.add_to_collection(tf1.GraphKeys.LOCAL_VARIABLES, v)
-    return squares(p, y), extras

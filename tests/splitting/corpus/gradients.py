@@ -2,7 +2,7 @@
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.splitting.corpus.model import F64, adam, count, hidden, model, weight
+from tests.splitting.corpus.model import F64, hidden, model, weight
 
 
 def squares(found, y):
@@ -103,62 +103,3 @@ def jacobians_of_rows(f, y):
     columns = [tf.gradients(found[:, i], f["x"])[0] for i in range(3)]
     jacobian = tf.stack(columns, 1)
     return squares(found, y) + 0.1 * tf.reduce_sum(tf.square(jacobian)), {"jacobian": jacobian}
-
-
-@model
-def clipped_by_the_norm(f, y):
-    loss = squares(hidden(hidden(f["x"]), 3, "out"), y)
-    trained = tf1.trainable_variables()
-    gradients, norm = tf.clip_by_global_norm(tf.gradients(loss, trained), 0.05)
-    step = adam().apply_gradients(list(zip(gradients, trained, strict=True)))
-    return loss, {"norm": norm, "first": gradients[0]}, step
-
-
-@model
-def two_optimizers(f, y):
-    """One after the other, each with a part of the variables."""
-    loss = squares(hidden(hidden(f["x"]), 3, "out"), y)
-    one, other = tf1.trainable_variables()
-    first = tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, var_list=[one])
-    with tf.control_dependencies([first]):
-        second = tf1.train.RMSPropOptimizer(0.01).minimize(loss, var_list=[other])
-    return loss, {}, second
-
-
-@model
-def sharpness_aware(f, y):
-    """SAM (Foret et al. 2020): the gradient at a point that the gradient leads to."""
-    v = tf1.get_variable("w", [3, 3], F64, exactness.start)
-    near = v.read_value()
-    gradient = tf.gradients(squares(tf.tanh(tf.matmul(f["x"], near)), y), near)[0]
-    far = tf.stop_gradient(near + 0.05 * gradient / tf.norm(gradient))
-    loss = squares(tf.tanh(tf.matmul(f["x"], far)), y)
-    return loss, {}, v.assign_sub(0.1 * tf.gradients(loss, far)[0])
-
-
-@model
-def gradient_noise_scale(f, y):
-    """Norms of each row's gradient beside that of the mean (per-example gradients)."""
-    w = tf.tile(weight("w", 3, 3)[None], [tf.shape(f["x"])[0], 1, 1])
-    losses = tf.reduce_sum(tf.square(tf.tanh(tf.einsum("bi,bij->bj", f["x"], w)) - y["y"]), 1)
-    (gradients,) = tf.gradients(losses, w)
-    norms = tf.reduce_sum(tf.square(gradients), [1, 2])
-    mean = tf.reduce_sum(tf.square(tf.reduce_sum(gradients, 0) / count(f["x"])))
-    return tf.reduce_mean(losses), {"norms": norms, "scale": tf.reduce_mean(norms) / mean}
-
-
-@model
-def virtual_adversarial(f, y):
-    """The direction that changes a row's output most (Miyato et al. 2018), by one iteration."""
-    with tf1.variable_scope("net", reuse=tf1.AUTO_REUSE):
-        clean = tf.nn.log_softmax(hidden(f["x"], 3))
-        direction = tf.nn.l2_normalize(f["other"], 1)
-        moved = tf.nn.log_softmax(hidden(f["x"] + 0.1 * direction, 3))
-        distance = tf.reduce_sum(tf.exp(clean) * (clean - moved), 1)
-        (gradient,) = tf.gradients(distance, direction)
-        worst = tf.stop_gradient(tf.nn.l2_normalize(gradient, 1))
-        moved = tf.nn.log_softmax(hidden(f["x"] + 0.5 * worst, 3))
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y["class"], clean)
-    return tf.reduce_mean(losses) + tf.reduce_mean(
-        tf.reduce_sum(tf.exp(clean) * (clean - moved), 1)
-    ), {"worst": worst}

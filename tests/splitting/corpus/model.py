@@ -45,6 +45,8 @@ class Model(NamedTuple):
         tolerance: Relative and absolute.
         statics: With which static batches (True, False) it can be built.
         sizes: The numbers of rows that it can be given.
+        split: The kinds of operations that must be split, all of those before the gradients.
+        gradients: The kinds of operations of gradients that must be split.
     """
 
     build: Callable[[Any, Any], tuple]
@@ -53,6 +55,8 @@ class Model(NamedTuple):
     tolerance: tuple[float, float] = EXACT
     statics: Sequence[bool] = (False, True)
     sizes: Sequence[int] = (7, 2, 1)
+    split: Sequence[str] = ()
+    gradients: Sequence[str] = ()
 
 
 def model(function: Callable | None = None, *, to: dict = MODELS, **options) -> Callable:

@@ -37,20 +37,6 @@ def norm_by_moments(f, y):
 
 
 @model
-def norm_by_assign_moving_average(f, y):
-    """As slim's layer has it: averages that updates move, a rank of 4, statistics of B, H, W."""
-    x = images_of(f)
-    mean, variance = tf.nn.moments(x, [0, 1, 2])
-    for name, value in (("mean", mean), ("variance", variance)):
-        start = tf1.zeros_initializer()
-        average = tf1.get_variable(name, [3], F64, start, trainable=False)
-        update = average.assign_sub((average - value) * 0.1)
-        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update.op)
-    x = tf.nn.batch_normalization(x, mean, variance, None, weight("gamma", 3), 1e-3)
-    return squares(tf.reduce_mean(tf.nn.relu(x), [1, 2]), y), {"mean": mean, "x": x}
-
-
-@model
 def norm_ahead_of_the_step(f, y):
     """Updates ahead of the step, by control dependencies, as slim's `create_train_op` does."""
     x = hidden(f["x"])
@@ -70,14 +56,6 @@ def fused(x, is_training=True, data_format="NHWC", **options):
     return tf1.nn.fused_batch_norm(
         x, scale, offset, is_training=is_training, data_format=data_format, **options
     )
-
-
-@model(**FLOAT32)
-def norm_fused(f, y):
-    x = images_of(f, tf.float32)
-    x, mean, variance = fused(x)
-    found = tf.cast(tf.reduce_mean(tf.nn.relu(x), [1, 2]), F64)
-    return squares(found, y), {"mean": mean, "variance": variance, "x": x}
 
 
 @model(**FLOAT32)
@@ -117,12 +95,6 @@ def norm_layers_2d(f, y):
     return squares(hidden(layers_norm(hidden(f["x"])), 3, "out"), y), {}
 
 
-@model
-def norm_layers_4d(f, y):
-    x = layers_norm(images_of(f), fused=False)
-    return squares(tf.reduce_mean(tf.nn.relu(x), [1, 2]), y), {"x": x}
-
-
 @model(**FLOAT32)
 def norm_layers_fused(f, y):
     x = tf1.layers.conv2d(
@@ -131,13 +103,6 @@ def norm_layers_fused(f, y):
     x = layers_norm(x)
     x = layers_norm(tf.nn.relu(x), name="second")
     return squares(tf.cast(tf.reduce_mean(x, [1, 2]), F64), y), {"x": x}
-
-
-@model
-def norm_layers_channels_first(f, y):
-    x = tf.transpose(images_of(f), [0, 3, 1, 2])
-    x = layers_norm(x, axis=1, fused=False)
-    return squares(tf.reduce_mean(tf.nn.relu(x), [2, 3]), y), {"x": x}
 
 
 @model(**FLOAT32)
@@ -162,11 +127,6 @@ def keras_norm(x, **options):
     for update in layer.updates:
         tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)
     return x
-
-
-@model
-def norm_keras_2d(f, y):
-    return squares(hidden(keras_norm(hidden(f["x"])), 3, "out"), y), {}
 
 
 @model(**FLOAT32)
@@ -231,18 +191,6 @@ def norm_whitening(f, y):
     factor = tf.linalg.cholesky(covariance + 0.1 * tf.eye(3, dtype=F64))
     x = tf.transpose(tf.linalg.triangular_solve(factor, tf.transpose(x)))
     return squares(x, y), {"factor": factor}
-
-
-@model
-def spectral_norm(f, y):
-    """A weight over its largest singular value, by a step of power iteration kept in a variable."""
-    w = weight("w", 3, 3)
-    u = tf1.get_variable("u", [1, 3], F64, tf1.ones_initializer(), trainable=False)
-    v = tf.nn.l2_normalize(tf.matmul(u, w, transpose_b=True))
-    new = tf.nn.l2_normalize(tf.matmul(v, w))
-    sigma = tf.reduce_sum(tf.matmul(v, w) * tf.stop_gradient(new))
-    tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, u.assign(new).op)
-    return squares(tf.matmul(f["x"], w / sigma), y), {"sigma": sigma}
 
 
 @model

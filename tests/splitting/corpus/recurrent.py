@@ -13,12 +13,6 @@ def cell(kind="LSTMCell", width=3, **options):
     return getattr(tf1.nn.rnn_cell, kind)(width, **options)
 
 
-@model(optimizer=adam)
-def lstm_dynamic(f, y):
-    outputs, state = tf1.nn.dynamic_rnn(cell(), f["tokens"], dtype=F64)
-    return squares(state.h, y) + 0.1 * tf.reduce_mean(outputs), {"outputs": outputs}
-
-
 @model
 def lstm_dynamic_with_lengths(f, y):
     outputs, state = tf1.nn.dynamic_rnn(cell(), f["tokens"], f["lengths"], dtype=F64)
@@ -53,21 +47,6 @@ def lstm_bidirectional(f, y):
 
 
 @model
-def lstm_two_layers(f, y):
-    cells = tf1.nn.rnn_cell.MultiRNNCell([cell(name="first"), cell(name="second")])
-    _, state = tf1.nn.dynamic_rnn(cells, f["tokens"], f["lengths"], dtype=F64)
-    return squares(state[1].h, y), {"h": state[0].h}
-
-
-@model(optimizer=adam)
-def lstm_static(f, y):
-    """Unrolled by Python."""
-    steps = [f["x"], f["other"], f["x"] * f["other"]]
-    outputs, state = tf1.nn.static_rnn(cell(), steps, dtype=F64)
-    return squares(state.h, y), {"first": outputs[0]}
-
-
-@model
 def lstm_static_with_lengths(f, y):
     steps = [f["x"], f["other"], f["x"] * f["other"]]
     outputs, state = tf1.nn.static_rnn(cell(), steps, dtype=F64, sequence_length=f["group"] + 1)
@@ -90,22 +69,6 @@ def keras_lstm_masked(f, y):
 
 
 @model
-def keras_gru(f, y):
-    return squares(keras("GRU")(f["tokens"]), y), {}
-
-
-@model
-def keras_bidirectional(f, y):
-    layer = tf.keras.layers.Bidirectional(keras("GRU", 2), dtype=F64)
-    return squares(hidden(layer(f["tokens"]), 3), y), {}
-
-
-@model
-def keras_simple_rnn(f, y):
-    return squares(keras("SimpleRNN")(f["tokens"]), y), {}
-
-
-@model
 def scan_over_time(f, y):
     inputs = tf.transpose(f["tokens"], [1, 0, 2])
     w = weight("w", 3, 3)
@@ -122,14 +85,6 @@ def scan_over_rows(f, y):
     return squares(states, y), {"states": states}
 
 
-@model
-def map_over_time(f, y):
-    inputs = tf.transpose(f["tokens"], [1, 0, 2])
-    w = weight("w", 3, 3)
-    found = tf.map_fn(lambda x: tf.tanh(tf.matmul(x, w)), inputs)
-    return squares(tf.reduce_sum(found, 0), y), {"found": found}
-
-
 @model(optimizer=adam)
 def map_over_rows(f, y):
     w = weight("w", 3, 3)
@@ -138,28 +93,10 @@ def map_over_rows(f, y):
 
 
 @model
-def vectorized_map_over_rows(f, y):
-    w = weight("w", 3, 3)
-    found = tf.vectorized_map(lambda x: tf.tanh(tf.linalg.matvec(w, x)), f["x"])
-    return squares(found, y), {"found": found}
-
-
-@model
 def fold_over_rows(f, y):
     w = weight("w", 3, 3)
     found = tf.foldl(lambda a, x: tf.tanh(a + tf.linalg.matvec(w, x)), f["x"], tf.zeros([3], F64))
     return squares(found, y), {"found": found}
-
-
-def iterated(f, number=3):
-    w = weight("w", 3, 3)
-    step = lambda i, x: (i + 1, tf.tanh(tf.matmul(x, w)) + f["x"])  # noqa: E731
-    return tf.while_loop(lambda i, x: i < number, step, (0, f["x"]))[1]
-
-
-@model
-def loop_of_a_number(f, y):
-    return squares(iterated(f), y), {}
 
 
 @model
@@ -227,15 +164,6 @@ def condition_on_a_batch_mean(f, y):
     x = hidden(f["x"], 3)
     mean = tf.reduce_mean(x)
     found = tf.cond(mean > 0.0, lambda: tf.exp(x), lambda: x - mean)
-    return squares(found, y), {"found": found}
-
-
-@model
-def condition_with_weights(f, y):
-    w = weight("w", 3, 3)
-    found = tf.cond(
-        tf.reduce_max(f["x"]) > 0.9, lambda: tf.matmul(f["x"], w), lambda: f["x"] * tf.reduce_sum(w)
-    )
     return squares(found, y), {"found": found}
 
 
@@ -356,14 +284,3 @@ def greedy_decoding_until_all_end(f, y):
         lambda i, word, ended, score: ~tf.reduce_all(ended) & (i < 8), step, start
     )
     return squares(x[:, :3], y) - 0.1 * tf.reduce_mean(score), {"number": number, "word": word}
-
-
-@model
-def attention_with_masks(f, y):
-    """A layer of self-attention over tokens, padding masked out."""
-    x = hidden(f["tokens"], 4)
-    query, key, value = (tf.tensordot(x, weight(n, 4, 4), 1) for n in ("query", "key", "value"))
-    scores = tf.matmul(query, key, transpose_b=True) * 0.5
-    scores += (1.0 - f["is_token"])[:, None, :] * -1e9
-    x = tf.matmul(tf.nn.softmax(scores), value) * f["is_token"][:, :, None]
-    return squares(tf.reduce_sum(x, 1)[:, :3], y), {"scores": scores}

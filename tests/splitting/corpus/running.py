@@ -8,15 +8,15 @@ import numpy as np
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting import splitter
+from replicate.splitting.writing import inputs
 from replicate.verification import races
 from tests import exactness
+from tests.splitting import alike
 from tests.splitting.corpus import table
 from tests.splitting.corpus.model import Model
 
 STEPS = 3
-PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
 AFTER = "after "  # begins the names of values that are fetched once a step is over
-DEVICES = [f"/device:CPU:{k}" for k in range(8)]
 
 
 def first_value(shape: list[int]) -> np.ndarray:
@@ -54,10 +54,16 @@ class Read(dict):
         super().__init__()
         self.arrays = arrays
         self.is_static = is_static
+        self.fed = {}
 
     def __missing__(self, key):
+        value = self.arrays[key]
         with tf.control_dependencies(None), tf.name_scope(f"given/{key}"):
-            self[key] = exactness.placeholders(self.arrays[key], self.is_static)
+            if isinstance(value, tf1.ragged.RaggedTensorValue):
+                self.fed[key] = tf1.ragged.placeholder(value.values.dtype, 1, [])
+                self[key] = inputs.numbered(self.fed[key])
+            else:
+                self.fed[key] = self[key] = alike.placeholder(value, self.is_static)
         return self[key]
 
 
@@ -79,6 +85,7 @@ class Built:
             arrays = self.model.batch(setting.sizes[0], 0, setting.is_static)
             self.features, self.labels = (Read(part, setting.is_static) for part in arrays)
             loss, extras, *train_op = self.model.build(self.features, self.labels)
+            self.forward = self.graph.get_operations()
             if not train_op:
                 train_op = [self.model.optimizer().minimize(loss, step)]
                 train_op = [tf1.group(*train_op, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS))]
@@ -89,15 +96,12 @@ class Built:
 
     def split(self) -> splitter.Result:
         """Splits the graph; returns what `split_graph` does."""
+        given = [*self.features.values(), *self.labels.values()]
+        keep = [*self.values.values(), *self.steps]
+        options = {"static_rows": self.setting.sizes[0] if self.setting.is_static else None}
+        options["random_numbers"] = self.setting.random_numbers
         with self.graph.as_default():
-            result = splitter.split_graph(
-                given=[*self.features.values(), *self.labels.values()],
-                devices=DEVICES[: self.setting.num_devices],
-                keep=[*self.values.values(), *self.steps],
-                home=DEVICES[0],
-                random_numbers=self.setting.random_numbers,
-                static_rows=self.setting.sizes[0] if self.setting.is_static else None,
-            )
+            result = alike.split(given, keep, self.setting.num_devices, **options)
         found = list(result.fetch)
         self.values = dict(zip(self.values, found, strict=False))
         self.steps = found[len(self.values) :]
@@ -131,10 +135,10 @@ class Built:
         found = []
         for step in range(STEPS):
             feed = self._feed(rows, step)
-            given, _ = session.run([now, self.steps[0]], feed, PATIENCE)
+            given, _ = session.run([now, self.steps[0]], feed, alike.PATIENCE)
             for each in self.steps[1:]:
-                session.run(each, feed, PATIENCE)
-            given |= session.run(after, feed, PATIENCE)
+                session.run(each, feed, alike.PATIENCE)
+            given |= session.run(after, feed, alike.PATIENCE)
             found.append({"values": given, "variables": session.run(variables)})
         return found
 
@@ -143,7 +147,7 @@ class Built:
         return {
             holder: part[key]
             for holders, part in zip((self.features, self.labels), parts, strict=True)
-            for key, holder in holders.items()
+            for key, holder in holders.fed.items()
         }
 
 
@@ -159,12 +163,25 @@ def faults(setting: Setting) -> list[str]:
     if left_open:
         return [f"one device may do it either way: {race}" for race in left_open]
     wanted = built.run()
-    built.split()
-    return [
+    result = built.split()
+    found = [] if setting.is_static and min(setting.sizes) < 3 else not_split(built, result)
+    return found + [
         line
         for rows, found in built.run().items()
         for line in differences(found, wanted[rows], built.model.tolerance, f"{rows} rows")
     ]
+
+
+def not_split(built: Built, result: splitter.Result) -> list[str]:
+    """Returns a line for each operation that a model wants split, and that is not."""
+    kinds = built.model.split
+    whole = [op for op in built.forward if op.type in kinds and result.how(op) == "whole"]
+    whole = [op for op in whole if "Tensordot/" not in op.name]
+    whole = [op for op in whole if not op.name.startswith("given/")]
+    kinds = built.model.gradients
+    whole += [op for op in result.whole if op.type in kinds and result.why(op)]
+    lines = [f"{op.type} {op.name} is whole: {result.why(op)}" for op in whole]
+    return lines + [f"no {kind}" for kind in {*kinds} - {op.type for op in result.split}]
 
 
 def differences(found: Any, wanted: Any, tolerance: Sequence[float], place: str) -> list[str]:

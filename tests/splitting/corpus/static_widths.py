@@ -5,9 +5,8 @@ The batch has as many columns as rows, words of as many steps, or twice as many.
 
 import numpy as np
 
-from replicate.compat.tensorflow import tf, tf1
+from replicate.compat.tensorflow import tf
 from tests.splitting.corpus.model import F64, adam, hidden, model, weight
-from tests.splitting.corpus.normalisation import layers_norm
 
 
 def wide(multiple: int = 1):
@@ -131,17 +130,6 @@ def square_attention(f, y):
 
 
 @of_widths
-def square_lstm(f, y):
-    """As many steps as rows, from a zero state of numbers."""
-    n, rows = width_of(y), int(y["y"].shape[0])
-    made = tf1.nn.rnn_cell.LSTMCell(n, dtype=F64)
-    outputs, state = tf1.nn.dynamic_rnn(
-        made, f["tokens"], initial_state=made.zero_state(rows, F64), dtype=F64
-    )
-    return squares(state.h, y) + 0.1 * tf.reduce_mean(outputs), {"outputs": outputs}
-
-
-@of_widths
 def square_scan(f, y):
     n, rows = width_of(y), int(y["y"].shape[0])
     w = weight("w", n, n)
@@ -149,12 +137,6 @@ def square_scan(f, y):
     step = lambda h, x: tf.tanh(tf.matmul(h, w) + x)  # noqa: E731
     states = tf.scan(step, inputs, tf.zeros([rows, n], F64))
     return squares(states[-1], y), {"states": states}
-
-
-@of_widths
-def square_norm(f, y):
-    x = layers_norm(hidden(f["x"], width_of(y)), fused=False)
-    return squares(x, y), {"x": x}
 
 
 @of_widths

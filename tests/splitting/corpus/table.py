@@ -6,8 +6,8 @@ from tests.splitting.corpus import (  # noqa: F401 - each adds its models
     gradients,
     law,
     lookups,
-    networks,
     normalisation,
+    picked,
     recurrent,
     static_widths,
 )

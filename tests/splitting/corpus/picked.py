@@ -1,60 +1,44 @@
-"""Rows that are picked from others, sparse and ragged ones, stay on their devices.
+"""Models of rows that are picked from others, of sparse and of ragged ones.
 
-Each model is trained two steps on one device and split over K, from the same weights, on 7, 2 and
-1 rows of which some devices have none, and some batches pick nothing. All that it names and all
-variables must be one device's, and the operations that it tells must be split.
+They stay on their devices: the operations that a model tells must be split. Of 7, 2 and 1 rows some
+devices have none, and some batches pick nothing.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
 import numpy as np
-import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter
-from replicate.splitting.writing import inputs
 from tests import exactness
+from tests.splitting.corpus.model import EXACT, F64, MODELS, Model
 
-F64 = tf.float64
-DEVICES = [f"/device:CPU:{k}" for k in range(8)]
-PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)
-STEPS = 3
-MODELS: dict[str, "Model"] = {}
+OF_BAGS = "SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad"
+OPTIMIZERS = (tf1.train.AdagradOptimizer, tf1.train.GradientDescentOptimizer)
 
 
-class Model(NamedTuple):
-    """A model.
-
-    Attributes:
-        build: From a batch to a loss, and other tensors by name.
-        split: The kinds of operations that must be split, all of those before the gradients.
-        statics: Whether it can be built of static and dynamic batches.
-        tolerance: Relative and absolute.
-    """
-
-    build: Callable
-    split: Sequence[str]
-    statics: Sequence[bool] = (False, True)
-    tolerance: tuple[float, float] = (1e-12, 1e-12)
-
-
-def model(split: str = "", **options) -> Callable:
-    """Adds a function to the models, with the kinds of operations that it is to split."""
+def model(split="", gradients="", tolerance=EXACT):
+    """Adds a function of features to the corpus, with the kinds of operations that it splits."""
 
     def add(function):
-        MODELS[function.__name__] = Model(function, split.split(), **options)
+        optimizer = OPTIMIZERS[len(MODELS) % 2]
+        MODELS[function.__name__] = Model(
+            lambda features, labels: function(features),
+            batch,
+            lambda: optimizer(0.1),
+            tolerance,
+            split=split.split(),
+            gradients=gradients.split(),
+        )
         return function
 
     return add
 
 
-def batch(rows: int, step: int) -> dict:
-    """Returns a batch; in the second step nothing is picked, and sparse rows are empty."""
+def batch(rows: int, step: int, is_static: bool) -> tuple[dict, dict]:
+    """Returns features; in the second step nothing is picked, and sparse rows are empty."""
+    del is_static
     numbers = np.random.RandomState(100 * rows + step)
     some = 0.0 if step == 1 else 0.6
     counts = numbers.randint(0, 4, rows) * (step != 1)
-    return {
+    features = {
         "x": numbers.uniform(-1, 1, [rows, 3]),
         "t": numbers.uniform(-1, 1, [rows, 4, 3]),
         "y": numbers.uniform(-1, 1, [rows, 3]),
@@ -67,13 +51,13 @@ def batch(rows: int, step: int) -> dict:
         "dense_words": numbers.choice(["a", "b", "c", ""], [rows, 2]).astype(object),
         "bags": sparse(counts, numbers.randint(0, 6, counts.sum())),
         "weights": sparse(counts, numbers.uniform(0.1, 2, counts.sum())),
-        "weights32": sparse(counts, numbers.uniform(0.1, 2, counts.sum()).astype(np.float32)),
         "words": sparse(counts, numbers.choice(["a", "b", "c", "d"], counts.sum()).astype(object)),
         "ragged": ragged(counts, numbers.uniform(-1, 1, counts.sum())),
         "ragged_ids": ragged(counts, numbers.randint(0, 6, counts.sum())),
         "ragged2": ragged(counts[::-1], numbers.uniform(-1, 1, counts.sum())),
         "ended": sparse([*counts[:-1], 2], numbers.randint(0, 6, counts[:-1].sum() + 2)),
     }
+    return features, {}
 
 
 def sparse(counts, values):
@@ -120,15 +104,6 @@ def masked_entries(f):
 
 
 @model("Where GatherV2 Tanh MatMul")
-def masked_twice(f):
-    """Of what a mask leaves a mask of its own leaves some."""
-    kept = tf.boolean_mask(f["x"], f["mask"])
-    kept = hidden(kept)
-    again = tf.boolean_mask(kept, kept[:, 0] > 0.0)
-    return tf.reduce_sum(hidden(again, "second")), {"again": again, "count": tf.shape(again)[0]}
-
-
-@model("Where GatherV2 Tanh MatMul")
 def masked_entries_of_masked_rows(f):
     """A mask of two dimensions of what a mask leaves: it counts entries, four of each row."""
     kept = tf.boolean_mask(f["t"], f["mask"])
@@ -146,15 +121,6 @@ def two_masks(f):
     other = tf.boolean_mask(x, tf.logical_not(f["mask"]))
     both = tf.concat([one, other], 0)
     return tf.reduce_sum(tf.square(both)) + tf.reduce_sum(one[:, 0]), {"both": both}
-
-
-@model("Where")
-def mask_of_another_mask(f):
-    """The rows of one mask are numbered by another: they are no rows of these numbers."""
-    one = tf.boolean_mask(hidden(f["x"]), f["x"][:, 0] > 0.0)
-    number = tf.minimum(tf.shape(one)[0], tf.shape(tf.where(f["mask"]))[0])
-    other = tf.where(f["mask"])[:number]
-    return tf.reduce_sum(tf.gather(hidden(f["x"], "second"), other[:, 0])), {"one": one}
 
 
 @model("Where GatherNd ScatterNd")
@@ -184,32 +150,6 @@ def mean_and_largest_of_masked(f):
     mean = tf.math.divide_no_nan(tf.reduce_sum(kept, 0), tf.cast(tf.shape(kept)[0], F64))
     largest = tf.maximum(tf.reduce_max(kept, 0), -1.0)
     return squares(mean + largest, f), {"mean": mean, "largest": largest, "all": tf.shape(kept)}
-
-
-@model("Where")
-def softmax_of_masked(f):
-    """A softmax over what a mask leaves of all rows."""
-    scores = tf.boolean_mask(hidden(f["x"]), f["mask"])
-    found = tf.nn.softmax(scores, 0)
-    return tf.reduce_sum(found * scores) + squares(f["x"], f), {"found": found}
-
-
-@model("Where GatherV2 MatMul")
-def masked_softmax_loss(f):
-    """A language model's loss of the tokens that are there."""
-    logits = tf.tensordot(hidden(f["t"]), weight("out", 3, 5).read_value(), 1)
-    kept = tf.boolean_mask(logits, f["mask2"])
-    labels = tf.boolean_mask(tf.tile(f["label"][:, None], [1, 4]), f["mask2"])
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=kept)
-    number = tf.maximum(tf.cast(tf.size(labels), F64), 1.0)
-    return tf.reduce_sum(losses) / number, {"losses": losses, "labels": labels}
-
-
-@model("Where")
-def three_operands(f):
-    chosen = tf.where(f["mask"][:, None], hidden(f["x"]), f["y"])
-    places = tf.where(tf.reduce_any(tf.greater(f["x"], 0.9), 1))
-    return squares(chosen, f), {"places": places, "squeezed": tf.squeeze(places, 1)}
 
 
 @model()
@@ -271,14 +211,6 @@ def how_often_each_occurs(f):
     return tf.reduce_sum(hidden(f["x"])[:, 0] / often), {"often": often, "more": more}
 
 
-@model()
-def values_by_values(f):
-    """Values are no places, though both are of one operation."""
-    values, _ = tf.unique(tf.reshape(tf.minimum(f["ids"], 0), [-1]))
-    table = tf.gather(weight("table", 6, 3), values)
-    return squares(tf.gather(table, values), f), {"twice": tf.gather(values, values)}
-
-
 # Sparse tensors.
 
 
@@ -296,13 +228,19 @@ def filled(f, key="bags"):
     return tf.sparse.fill_empty_rows(f[key], tf.zeros([], f[key].dtype))[0]
 
 
-@model("SparseFillEmptyRows Unique SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN")
+@model(
+    "SparseFillEmptyRows Unique SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN",
+    gradients=OF_BAGS,
+)
 def embeddings_of_bags(f):
     found = lookups({"bags": filled(f)})
     return squares(tf.add_n(list(found.values())), f), found
 
 
-@model("Unique SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN ResourceGather ConcatV2")
+@model(
+    "Unique SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN ResourceGather ConcatV2",
+    gradients=OF_BAGS,
+)
 def embeddings_of_bags_of_which_the_last_is_not_empty(f):
     """Bags without an id count as zeros, but one at the end would make an error."""
     found = lookups({"bags": f["ended"]})
@@ -320,7 +258,7 @@ def embeddings_of_bags_of_which_the_last_may_be_empty(f):
     return squares(sums, f) + tf.reduce_sum(tf.square(found["sum"])), found
 
 
-@model()
+@model(gradients="SparseSegmentSumGradV2 SparseSegmentMeanGradV2 SparseSegmentSqrtNGradV2")
 def embeddings_of_bags_in_a_tensor(f):
     """Looked up by the values themselves: each different one of these has a gradient, in order."""
     ids, table = filled(f), tf.tanh(weight("table", 6, 3).read_value())
@@ -335,7 +273,7 @@ def embeddings_of_bags_in_a_tensor(f):
     return squares(found["Sum"] + found["Mean"] * found["SqrtN"], f), found
 
 
-@model("SparseFillEmptyRows Unique")
+@model("SparseFillEmptyRows Unique", gradients="UnsortedSegmentSum")
 def embeddings_of_weighted_bags(f):
     ids = filled(f)
     weights = tf.sparse.SparseTensor(
@@ -348,27 +286,20 @@ def embeddings_of_weighted_bags(f):
     return squares(tf.add_n(list(found.values())), f), found
 
 
-@model()
-def embeddings_of_bags_with_weights_beside(f):
-    """Nothing says before a run that there are as many weights as values: it is whole."""
-    found = tf.nn.safe_embedding_lookup_sparse(weight("w", 6, 3), f["bags"], f["weights"])
-    return squares(found, f), {"found": found}
-
-
-@model("SparseFillEmptyRows Unique")
-def embeddings_of_bags_with_a_largest_norm(f):
-    found = lookups({"bags": filled(f)}, max_norm=0.5)
-    return squares(tf.add_n(list(found.values())), f), found
-
-
-@model("SparseFillEmptyRows SparseSegmentMean Unique Where GatherV2 ResourceGather")
+@model(
+    "SparseFillEmptyRows SparseSegmentMean Unique Where GatherV2 ResourceGather",
+    gradients="SparseSegmentMeanGrad",
+)
 def embeddings_of_bags_that_may_be_empty(f):
     found = tf.nn.safe_embedding_lookup_sparse(weight("table", 6, 3), f["bags"])
     default = tf.nn.safe_embedding_lookup_sparse(weight("other", 6, 3), f["bags"], default_id=2)
     return squares(found + default, f), {"found": found}
 
 
-@model("Unique ResourceGather SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments")
+@model(
+    "Unique ResourceGather SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments",
+    gradients="SparseSegmentMeanGrad SparseSegmentSqrtNGrad",
+)
 def sums_of_bags_whose_number_is_given(f):
     """Bags may be empty, the last one too: there are as many sums as rows."""
     values, places = tf.unique(f["bags"].values)
@@ -390,13 +321,6 @@ def losses_of_transcripts(f):
     scores = tf.cast(scores, tf.float32)
     losses = tf1.nn.ctc_loss(labels, scores, lengths)
     return tf.reduce_mean(tf.cast(losses, F64)) + squares(hidden(f["x"]), f), {"losses": losses}
-
-
-@model("SparseToDense ResourceGather")
-def dense_bags(f):
-    dense = tf.sparse.to_dense(f["bags"], default_value=0)
-    found = tf.gather(weight("table", 6, 3), dense)
-    return squares(tf.reduce_sum(found, 1), f), {"dense": dense}
 
 
 @model("SparseTensorDenseMatMul")
@@ -479,13 +403,6 @@ def sparse_of_kept(f):
     return squares(hidden(f["x"], "other"), f), {"found": found}
 
 
-@model("SparseToDense Where GatherV2")
-def retained(f):
-    kept = tf.sparse.retain(f["weights"], f["weights"].values > 0.9)
-    dense = tf.sparse.to_dense(kept)
-    return squares(dense @ weight("w", 4, 3).read_value(), f), {"dense": dense}
-
-
 @model("LookupTableFindV2 StringToHashBucketFast SparseToDense")
 def tables_of_words(f):
     keys, values = tf.constant(["a", "b"]), tf.constant([1, 2], tf.int64)
@@ -539,35 +456,6 @@ def deep_columns(f):
     return squares(tf.cast(found, F64), f), {"found": found}
 
 
-@model("ResourceGather SparseFillEmptyRows", tolerance=SINGLE)
-def linear_columns(f):
-    column = tf.feature_column
-    words = column.categorical_column_with_hash_bucket("words", 5)
-    ages = column.bucketized_column(column.numeric_column("ages"), [20.0, 40.0])
-    columns = [
-        words,
-        column.categorical_column_with_vocabulary_list("dense_words", ["a", "b", "c"]),
-        column.crossed_column([ages, "dense_words"], 7),
-        ages,
-    ]
-    keys = ("words", "dense_words", "ages")
-    found = tf1.feature_column.linear_model(columns_of(f, keys), columns, units=3)
-    return squares(tf.cast(found, F64), f), {"found": found}
-
-
-@model(tolerance=SINGLE)
-def weighted_columns(f):
-    """Nothing says before a run that there are as many weights as values: it is whole."""
-    column = tf.feature_column
-    ids = column.categorical_column_with_identity("bags", 6)
-    ids = column.weighted_categorical_column(ids, "weights32")
-    found = tf1.feature_column.input_layer(
-        columns_of(f, ("bags", "weights32")),
-        [column.embedding_column(ids, 3, initializer=start)],
-    )
-    return squares(tf.cast(found, F64), f), {"found": found}
-
-
 # Numbers of rows.
 
 
@@ -590,16 +478,6 @@ def rows_by_their_numbers(f):
     back = tf.scatter_nd(rows[:, None], scores, tf.shape(scores))
     sums = tf.math.segment_sum(scores, rows)
     return squares(same + back + sums, f), {"rows": rows, "back": back, "twice": rows * 2}
-
-
-@model("GatherNd Range")
-def last_of_each_row(f):
-    """What is there at the end of rows of different lengths."""
-    x = tf.reshape(hidden(f["t"]), [-1, 4, 3])
-    last = tf.cast(f["label"], tf.int32)
-    rows = tf.expand_dims(tf.range(tf.shape(x)[0]), 1)
-    found = tf.gather_nd(x, tf.concat([rows, last[:, None]], 1))
-    return squares(found, f), {"found": found}
 
 
 @model()
@@ -655,20 +533,6 @@ def numbered_in_a_loop(f):
 
 
 @model()
-def words_in_a_loop(f):
-    texts = f["texts"]
-
-    def step(n, h):
-        words = tf1.string_split(texts, " ")
-        rows, number = words.indices[:, 0], tf.shape(h, tf.int64)[0]
-        counts = tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, number)
-        return tf.tanh(h) + 0.1 * tf.cast(counts, F64)[:, tf.newaxis]
-
-    found = iterated(step, hidden(f["x"]))
-    return squares(found, f), {"found": found}
-
-
-@model()
 def masked_in_a_branch_of_a_loop(f):
     mask, steps, t = f["mask"], f["mask2"], f["t"]
 
@@ -685,17 +549,6 @@ def masked_in_a_branch_of_a_loop(f):
 
 
 # Ragged tensors.
-
-
-@model("UnsortedSegmentSum RaggedTensorToTensor")
-def ragged_sums(f):
-    ragged = f["ragged"]
-    found = {
-        "sums": tf.reduce_sum(ragged, 1),
-        "lengths": ragged.row_lengths(),
-        "dense": ragged.to_tensor(shape=[None, 2]),
-    }
-    return squares(hidden(f["x"]) * found["sums"][:, None], f), found
 
 
 @model("UnsortedSegmentSum GatherV2")
@@ -793,7 +646,7 @@ def ragged_otherwise(f):
 # Texts.
 
 
-@model("StringSplitV2 SparseToDense", statics=(False, True))
+@model("StringSplitV2 SparseToDense")
 def split_texts(f):
     words = tf1.string_split(f["texts"], " ")
     ids = tf.SparseTensor(
@@ -802,171 +655,3 @@ def split_texts(f):
     found = tf.nn.safe_embedding_lookup_sparse(weight("table", 6, 3), ids)
     dense = tf.sparse.to_dense(ids, default_value=-1)
     return squares(found, f), {"dense": dense}
-
-
-class Read(dict):
-    """Features of which a placeholder is made when a model first reads it."""
-
-    def __init__(self, arrays, is_static):
-        super().__init__()
-        self.arrays = arrays
-        self.is_static = is_static
-        self.fed = {}
-
-    def __missing__(self, key):
-        value = self.arrays[key]
-        with tf.control_dependencies(None), tf.name_scope(f"given/{key}"):
-            if isinstance(value, tf1.SparseTensorValue):
-                shape = [value.dense_shape[0] if self.is_static else None, 4]
-                self[key] = tf1.sparse_placeholder(value.values.dtype, shape)
-            elif isinstance(value, tf1.ragged.RaggedTensorValue):
-                self.fed[key] = tf1.ragged.placeholder(value.values.dtype, 1, [])
-                self[key] = inputs.numbered(self.fed[key])
-            else:
-                self[key] = exactness.placeholders(value, self.is_static)
-        return self[key]
-
-
-class Built:
-    """A model in a graph of its own, which is one device's until it is split."""
-
-    def __init__(self, name, sizes, is_static, num_devices):
-        self.sizes, self.is_static, self.num_devices = sizes, is_static, num_devices
-        self.graph = tf.Graph()
-        with self.graph.as_default():
-            self.features = Read(batch(sizes[0], 0), is_static)
-            self.features["x"], self.features["y"]
-            loss, extras = MODELS[name].build(self.features)
-            self.forward = self.graph.get_operations()
-            if num_devices % 2:
-                optimizer = tf1.train.AdagradOptimizer(0.1)
-            else:
-                optimizer = tf1.train.GradientDescentOptimizer(0.1)
-            self.values, self.step = {"loss": loss, **extras}, [optimizer.minimize(loss)]
-
-    def split(self):
-        with self.graph.as_default():
-            result = splitter.split_graph(
-                given=list(self.features.values()),
-                devices=DEVICES[: self.num_devices],
-                keep=[*self.values.values(), *self.step],
-                home=DEVICES[0],
-                static_rows=self.sizes[0] if self.is_static else None,
-            )
-        found = list(result.fetch)
-        self.values = dict(zip(self.values, found, strict=False))
-        self.step = found[len(self.values) :]
-        return result
-
-    def run(self):
-        """Returns for each number of rows what the steps give."""
-        with self.graph.as_default(), tf1.Session(config=exactness.session_config()) as session:
-            return {rows: self._run(session, rows) for rows in self.sizes}
-
-    def _run(self, session, rows):
-        # Nothing is added to the graph: it is not split yet.
-        variables = {v.name: v for v in tf1.global_variables()}
-        tables = tf1.get_collection(tf1.GraphKeys.TABLE_INITIALIZERS)
-        session.run([[v.initializer for v in variables.values()], tables])
-        found, holders = [], {**self.features, **self.features.fed}
-        for step in range(STEPS):
-            arrays = batch(rows, step)
-            feed = {holder: arrays[key] for key, holder in holders.items()}
-            values = session.run(self.values, feed, PATIENCE)
-            session.run(self.step, feed, PATIENCE)
-            found.append({"values": values, "variables": session.run(variables)})
-        return found
-
-
-def require_one_device(name, sizes, is_static, num_devices):
-    """Requires that a split model is one device's; returns what of it is whole."""
-    built = Built(name, sizes, is_static, num_devices)
-    wanted = built.run()
-    result = built.split()
-    for rows, found in built.run().items():
-        compare(name, found, wanted[rows])
-    return whole(built, result, MODELS[name].split)
-
-
-def compare(name, found, wanted):
-    for step, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        for part in ("values", "variables"):
-            for key, value in other[part].items():
-                given = one[part][key]
-                assert np.shape(given) == np.shape(value), (step, key)
-                if np.asarray(value).dtype.kind == "f":
-                    assert np.isfinite(value).all(), (step, key)
-                    relative, absolute = MODELS[name].tolerance
-                    np.testing.assert_allclose(
-                        given, value, relative, absolute, err_msg=f"{key} in step {step}"
-                    )
-                else:
-                    np.testing.assert_array_equal(given, value, f"{key} in step {step}")
-
-
-def whole(built, result, kinds):
-    """Returns the operations of some kinds, before the gradients, that are not split."""
-    return [
-        f"{op.type} {op.name}: {result.why(op)}"
-        for op in built.forward
-        if op.type in kinds
-        and result.how(op) == "whole"
-        and not ("Tensordot/" in op.name or op.name.startswith("given/"))
-    ]
-
-
-@pytest.mark.thorough("*-3")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("num_devices", [2, 3])
-@pytest.mark.parametrize("name", MODELS)
-def test_dynamic(name, num_devices):
-    assert require_one_device(name, (7, 2, 1), False, num_devices) == []
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_what_is_too_short_on_one_device_is_so_on_several():
-    built = Built("embeddings_of_bags_of_which_the_last_is_not_empty", (7,), False, 3)
-    built.split()
-    arrays = batch(7, 0)
-    arrays["ended"] = sparse([1, 0, 2, 1, 0, 1, 0], [0, 1, 2, 3, 4])
-    feed = {holder: arrays[key] for key, holder in built.features.items()}
-    with built.graph.as_default(), tf1.Session(config=exactness.session_config()) as session:
-        session.run([v.initializer for v in tf1.global_variables()])
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            session.run(built.values["beside"], feed, PATIENCE)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        ("embeddings_of_bags", "SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad"),
-        ("embeddings_of_bags_that_may_be_empty", "SparseSegmentMeanGrad"),
-        (
-            "embeddings_of_bags_of_which_the_last_is_not_empty",
-            "SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad",
-        ),
-        ("embeddings_of_weighted_bags", "UnsortedSegmentSum"),
-        ("sums_of_bags_whose_number_is_given", "SparseSegmentMeanGrad SparseSegmentSqrtNGrad"),
-        (
-            "embeddings_of_bags_in_a_tensor",
-            "SparseSegmentSumGradV2 SparseSegmentMeanGradV2 SparseSegmentSqrtNGradV2",
-        ),
-    ],
-)
-def test_gradients_are_added_up_for_the_different_values_of_each_device(name, kinds):
-    built = Built(name, (7,), False, 3)
-    result = built.split()
-    for kind in kinds.split():
-        ops = [op for op in result.split if op.type == kind]
-        assert ops, kind
-        assert [op.name for op in result.whole if op.type == kind and result.why(op)] == []
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("rows", [7, 2])
-@pytest.mark.parametrize("name", [name for name in MODELS if True in MODELS[name].statics])
-def test_static(name, rows):
-    found = require_one_device(name, (rows,), True, 3)
-    assert rows == 2 or found == []  # each length of two may be that of the rows
