@@ -6,6 +6,7 @@ from tests.splitting.rules.harness import raw, tensor
 
 FAMILY = harness.Family("contractions")
 case = FAMILY.case
+op = FAMILY.op
 
 F64, F32 = tf.float64, tf.float32
 
@@ -29,14 +30,8 @@ for transposes, first, second in (
     case("MatMul", function, tensor(*first), tensor(*second), dtypes=(F64, F32))
     function = raw("SparseMatMul", transpose_a=transposes[0], transpose_b=transposes[1])
     case("SparseMatMul", function, tensor(*first), tensor(*second), dtypes=(F32,))
-case("MatMul", raw("MatMul"), tensor("B", 3), tensor(3, 4), dtypes=(tf.complex128, tf.int32))
-case(
-    "MatMul",
-    raw("MatMul", transpose_a=True),
-    tensor("B", 3),
-    tensor("B", 4),
-    dtypes=(tf.int32, tf.half),
-)
+op("MatMul", tensor("B", 3), tensor(3, 4), dtypes=(tf.complex128, tf.int32))
+op("MatMul", tensor("B", 3), tensor("B", 4), dtypes=(tf.int32, tf.half), transpose_a=True)
 
 for kind in ("BatchMatMul", "BatchMatMulV2"):
     for adjoints, first, second in (
@@ -59,15 +54,9 @@ for first, second in (
     (("B", 1, 2, 3), (2, 3, 4)),
     ((3, 4), (2, 4, "B")),
 ):
-    case("BatchMatMulV2", raw("BatchMatMulV2"), tensor(*first), tensor(*second), dtypes=(F64, F32))
-    case("BatchMatMulV3", raw("BatchMatMulV3", Tout=F64), tensor(*first), tensor(*second))
-case(
-    "BatchMatMulV2",
-    raw("BatchMatMulV2", adj_x=True),
-    tensor("B", 3, 2),
-    tensor("B", 3, 2),
-    dtypes=(tf.complex128,),
-)
+    op("BatchMatMulV2", tensor(*first), tensor(*second), dtypes=(F64, F32))
+    op("BatchMatMulV3", tensor(*first), tensor(*second), Tout=F64)
+op("BatchMatMulV2", tensor("B", 3, 2), tensor("B", 3, 2), dtypes=(tf.complex128,), adj_x=True)
 for equation, *operands in (
     ("bi,ij->bj", ("B", 3), (3, 4)),
     ("bi,bj->ij", ("B", 3), ("B", 4)),
@@ -92,6 +81,6 @@ for equation, *operands in (
     if len(operands) < 3:
         function = lambda *x, e=equation: tf.raw_ops.Einsum(inputs=x, equation=e)  # noqa: E731
         case("Einsum", function, *(tensor(*dims) for dims in operands))
-case("Cross", raw("Cross"), tensor("B", 3), tensor("B", 3))
-case("Cross", raw("Cross"), tensor(2, "B", 3), tensor(2, "B", 3))
-case("Cross", raw("Cross"), tensor(2, 3), tensor(2, 3))
+op("Cross", tensor("B", 3), tensor("B", 3))
+op("Cross", tensor(2, "B", 3), tensor(2, "B", 3))
+op("Cross", tensor(2, 3), tensor(2, 3))

@@ -17,6 +17,7 @@ from tests.splitting.rules.harness import (
 
 FAMILY = harness.Family("gathers")
 case = FAMILY.case
+op = FAMILY.op
 
 F64 = tf.float64
 
@@ -42,17 +43,11 @@ for table, places, axis, batched in (
     function = raw("GatherV2", axis=axis, batch_dims=batched)
     case("GatherV2", function, tensor(*table), indices(*places, below=2))
     if not axis and not batched:
-        case("Gather", raw("Gather"), tensor(*table), indices(*places, below=2))
-case("GatherV2", raw("GatherV2", axis=0), tensor("B", 3), indices("B", below=1))
-case("GatherV2", raw("GatherV2", axis=0), tensor("B", 3), indices(4, below=1))
+        op("Gather", tensor(*table), indices(*places, below=2))
+op("GatherV2", tensor("B", 3), indices("B", below=1), axis=0)
+op("GatherV2", tensor("B", 3), indices(4, below=1), axis=0)
 case("GatherV2", lambda x: tf.gather(x, tf.range(tf.shape(x)[0])[::-1]), tensor("B", 3))
-case(
-    "GatherV2",
-    raw("GatherV2", axis=0),
-    tensor(3, 2),
-    indices("B", dtype=tf.int64),
-    dtypes=(tf.int32,),
-)
+op("GatherV2", tensor(3, 2), indices("B", dtype=tf.int64), dtypes=(tf.int32,), axis=0)
 for table, places in (
     ((3, 2), ("B", 1)),
     ((3, 2), ("B", 2)),
@@ -63,7 +58,7 @@ for table, places in (
     ((3, 2), (4, 1)),
 ):
     below = 1 if "B" in table else 2
-    case("GatherNd", raw("GatherNd"), tensor(*table), indices(*places, below=below))
+    op("GatherNd", tensor(*table), indices(*places, below=below))
 
 
 def from_variable(kind, **options):
@@ -85,8 +80,8 @@ for dims in (("B", 1), ("B", 2), (2, "B", 1)):
 
 for axis in (-1, 0, 1):
     for dims in (("B",), ("B", 2), (2, "B"), (3,)):
-        case("OneHot", raw("OneHot", axis=axis), indices(*dims), 3, tensor(), tensor())
-case("OneHot", raw("OneHot"), indices("B"), size(), np.float64(1.0), np.float64(0.0))
+        op("OneHot", indices(*dims), 3, tensor(), tensor(), axis=axis)
+op("OneHot", indices("B"), size(), np.float64(1.0), np.float64(0.0))
 
 for kind in (
     "UnsortedSegmentSum",
@@ -103,38 +98,31 @@ for kind in (
         ((4, 2), (4,)),
         ((2, "B", 3), (2, "B")),
     ):
-        case(kind, raw(kind), tensor(*data), indices(*places), 3)
-    case(kind, raw(kind), tensor("B", 2), indices("B", below=1), size())
-    case(kind, raw(kind), tensor("B", 2), tensor("B", dtype=tf.int32, of=between(-1, 3)), 3)
-case(
-    "UnsortedSegmentSum",
-    raw("UnsortedSegmentSum"),
-    tensor("B"),
-    indices("B"),
-    3,
-    dtypes=(tf.int32,),
-)
+        op(kind, tensor(*data), indices(*places), 3)
+    op(kind, tensor("B", 2), indices("B", below=1), size())
+    op(kind, tensor("B", 2), tensor("B", dtype=tf.int32, of=between(-1, 3)), 3)
+op("UnsortedSegmentSum", tensor("B"), indices("B"), 3, dtypes=(tf.int32,))
 ORDERED = lambda n, s: np.sort(n.randint(0, 2, s), 0)  # noqa: E731
 for kind in ("SegmentSum", "SegmentProd", "SegmentMax", "SegmentMin", "SegmentMean"):
-    case(kind, raw(kind), tensor("B", 2), tensor("B", dtype=tf.int32, of=ORDERED))
-    case(kind, raw(kind), tensor(3, "B"), np.array([0, 0, 1], np.int32))
-    case(kind, raw(kind), tensor(3, 2), np.array([0, 0, 1], np.int32))
+    op(kind, tensor("B", 2), tensor("B", dtype=tf.int32, of=ORDERED))
+    op(kind, tensor(3, "B"), np.array([0, 0, 1], np.int32))
+    op(kind, tensor(3, 2), np.array([0, 0, 1], np.int32))
 
 for kind in ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"):
     places, ids = np.array([0, 2, 1, 0], np.int32), np.array([0, 0, 1, 3], np.int32)
     numbered, graded = f"{kind}WithNumSegments", f"{kind}Grad"
     for data in ((3, 2), (3, "B"), ("B", 2), (3, 2, "B")):
         few = places if data[0] == 3 else places * 0
-        case(kind, raw(kind), tensor(*data), few, ids, dtypes=(F64, tf.float32))
-        case(numbered, raw(numbered), tensor(*data), few, ids, 5)
+        op(kind, tensor(*data), few, ids, dtypes=(F64, tf.float32))
+        op(numbered, tensor(*data), few, ids, 5)
     for grad in ((4, 2), (4, "B"), (4, 2, "B")):
-        case(graded, raw(graded), tensor(*grad), places, ids, 3, dtypes=(F64, tf.float32))
-    case(graded, raw(graded), tensor("B", 2), places, ids * 0, 3)
+        op(graded, tensor(*grad), places, ids, 3, dtypes=(F64, tf.float32))
+    op(graded, tensor("B", 2), places, ids * 0, 3)
     entries = indices("B"), tensor("B", dtype=tf.int32, of=ORDERED)
-    case(kind, raw(kind), tensor(3, 2), *entries)
-    case(numbered, raw(numbered), tensor(3, 2), *entries, 3)
-    case(graded, raw(graded), tensor(2, 2), *entries, 4)
-    case(numbered, raw(numbered), tensor(3, 2), *entries, size())
+    op(kind, tensor(3, 2), *entries)
+    op(numbered, tensor(3, 2), *entries, 3)
+    op(graded, tensor(2, 2), *entries, 4)
+    op(numbered, tensor(3, 2), *entries, size())
 
 scatter = raw("ScatterNd")
 case("ScatterNd", scatter, indices("B", 1), tensor("B", 2), [3, 2])
@@ -146,31 +134,31 @@ case("ScatterNd", scatter, indices("B", 1, below=1), tensor("B", 2), shape("B", 
 for kind in ("Add", "Sub", "Max", "Min", "Update"):
     kind = f"TensorScatter{kind}"
     places = np.array([[0], [2]], np.int32)
-    case(kind, raw(kind), tensor(3, "B"), places, tensor(2, "B"))
-    case(kind, raw(kind), tensor("B", 3), indices(2, 1, below=1), tensor(2, 3))
-    case(kind, raw(kind), tensor(3, 2), indices("B", 1, below=1), tensor("B", 2)) if kind in (
+    op(kind, tensor(3, "B"), places, tensor(2, "B"))
+    op(kind, tensor("B", 3), indices(2, 1, below=1), tensor(2, 3))
+    op(kind, tensor(3, 2), indices("B", 1, below=1), tensor("B", 2)) if kind in (
         "TensorScatterAdd",
         "TensorScatterSub",
     ) else None
-    case(kind, raw(kind), tensor(3, 2), places, tensor(2, 2))
+    op(kind, tensor(3, 2), places, tensor(2, 2))
 
 for kind, options in (("TopKV2", {"k": 2}),):
-    case(kind, raw(kind, **options), tensor("B", 3, of=apart), dtypes=(F64, tf.float32, tf.int32))
-    case(kind, raw(kind, **options), tensor(2, "2B", of=apart))
-    case(kind, raw(kind, **options), tensor(2, "B", 3, of=apart))
-    case(kind, raw(kind, **options), tensor(2, 3, of=apart))
-case("NthElement", raw("NthElement", n=1), tensor("B", 3, of=apart))
-case("NthElement", raw("NthElement", n=1), tensor(2, "2B", of=apart))
-case("NthElement", raw("NthElement", n=1, reverse=True), tensor(2, 3, of=apart))
+    op(kind, tensor("B", 3, of=apart), dtypes=(F64, tf.float32, tf.int32), **options)
+    op(kind, tensor(2, "2B", of=apart), **options)
+    op(kind, tensor(2, "B", 3, of=apart), **options)
+    op(kind, tensor(2, 3, of=apart), **options)
+op("NthElement", tensor("B", 3, of=apart), n=1)
+op("NthElement", tensor(2, "2B", of=apart), n=1)
+op("NthElement", tensor(2, 3, of=apart), n=1, reverse=True)
 for dtype in (tf.int32, tf.int64):
-    case("InTopK", raw("InTopK", k=2), tensor("B", 3, dtype=tf.float32), indices("B", dtype=dtype))
-    case(
+    op("InTopK", tensor("B", 3, dtype=tf.float32), indices("B", dtype=dtype), k=2)
+    op(
         "InTopKV2",
-        raw("InTopKV2", k=np.array(2, dtype.as_numpy_dtype)),
         tensor("B", 3, dtype=tf.float32),
         indices("B", dtype=dtype),
+        k=np.array(2, dtype.as_numpy_dtype),
     )
-case("InTopK", raw("InTopK", k=2), tensor(2, 3, dtype=tf.float32), indices(2))
+op("InTopK", tensor(2, 3, dtype=tf.float32), indices(2), k=2)
 
 
 def from_table(keys):
@@ -196,4 +184,4 @@ case("Where", lambda x: tf.where(x > 0.0), tensor(2, 3))
 for dims in (("B",), ("2B",), (4,)):
     case("Unique", lambda x: list(tf.unique(x)), indices(*dims))
     case("Unique", lambda x: tf.unique(x).idx + tf.unique(x).y[0], indices(*dims))
-    case("UniqueV2", raw("UniqueV2", axis=[0]), indices(*dims))
+    op("UniqueV2", indices(*dims), axis=[0])

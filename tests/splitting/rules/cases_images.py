@@ -8,6 +8,7 @@ from tests.splitting.rules.harness import apart, raw, shape, tensor, unit
 
 FAMILY = harness.Family("images")
 case = FAMILY.case
+op = FAMILY.op
 
 F64, F32 = tf.float64, tf.float32
 ONES = {"strides": [1, 1, 1, 1], "padding": "SAME"}
@@ -15,104 +16,56 @@ HALF = {"strides": [1, 2, 2, 1], "padding": "VALID"}
 CUBE = {"strides": [1, 1, 1, 1, 1], "padding": "SAME"}
 PICTURE, KERNEL, MADE = ("B", 4, 4, 2), (3, 3, 2, 3), ("B", 4, 4, 3)
 
-case("Conv2D", raw("Conv2D", **ONES), tensor(*PICTURE), tensor(*KERNEL), dtypes=(F64, F32))
-case("Conv2D", raw("Conv2D", **HALF), tensor(*PICTURE), tensor(*KERNEL))
-case("Conv2D", raw("Conv2D", **ONES), tensor(2, 4, 4, 2), tensor(*KERNEL))
-case("Conv2D", raw("Conv2D", **ONES), tensor(2, 4, 4, "B"), tensor(3, 3, "B", 3))
-case("Conv2D", raw("Conv2D", **ONES), tensor("B", 4, 4, 2), tensor(3, 3, 2, "B"))
-case(
+op("Conv2D", tensor(*PICTURE), tensor(*KERNEL), dtypes=(F64, F32), **ONES)
+op("Conv2D", tensor(*PICTURE), tensor(*KERNEL), **HALF)
+op("Conv2D", tensor(2, 4, 4, 2), tensor(*KERNEL), **ONES)
+op("Conv2D", tensor(2, 4, 4, "B"), tensor(3, 3, "B", 3), **ONES)
+op("Conv2D", tensor("B", 4, 4, 2), tensor(3, 3, 2, "B"), **ONES)
+op(
     "Conv2DBackpropInput",
-    raw("Conv2DBackpropInput", **ONES),
     shape(*PICTURE),
     tensor(*KERNEL),
     tensor(*MADE),
     dtypes=(F64, F32),
+    **ONES,
 )
-case(
-    "Conv2DBackpropInput",
-    raw("Conv2DBackpropInput", **ONES),
-    [2, 4, 4, 2],
-    tensor(*KERNEL),
-    tensor(2, 4, 4, 3),
-)
-case(
-    "Conv2DBackpropFilter",
-    raw("Conv2DBackpropFilter", **ONES),
-    tensor(*PICTURE),
-    list(KERNEL),
-    tensor(*MADE),
-    dtypes=(F64, F32),
-)
-case(
-    "Conv2DBackpropFilter",
-    raw("Conv2DBackpropFilter", **ONES),
-    tensor(2, 4, 4, 2),
-    list(KERNEL),
-    tensor(2, 4, 4, 3),
-)
-case("Conv", raw("Conv", strides=[1, 1, 1, 1], padding="SAME"), tensor(*PICTURE), tensor(*KERNEL))
+op("Conv2DBackpropInput", [2, 4, 4, 2], tensor(*KERNEL), tensor(2, 4, 4, 3), **ONES)
+op("Conv2DBackpropFilter", tensor(*PICTURE), list(KERNEL), tensor(*MADE), dtypes=(F64, F32), **ONES)
+op("Conv2DBackpropFilter", tensor(2, 4, 4, 2), list(KERNEL), tensor(2, 4, 4, 3), **ONES)
+op("Conv", tensor(*PICTURE), tensor(*KERNEL), strides=[1, 1, 1, 1], padding="SAME")
 
 VOLUME, FILTER, RESULT = ("B", 2, 2, 2, 2), (2, 2, 2, 2, 3), ("B", 2, 2, 2, 3)
-case("Conv3D", raw("Conv3D", **CUBE), tensor(*VOLUME), tensor(*FILTER))
-case(
-    "Conv3DBackpropInputV2",
-    raw("Conv3DBackpropInputV2", **CUBE),
-    shape(*VOLUME),
-    tensor(*FILTER),
-    tensor(*RESULT),
-)
-case(
-    "Conv3DBackpropFilterV2",
-    raw("Conv3DBackpropFilterV2", **CUBE),
-    tensor(*VOLUME),
-    list(FILTER),
-    tensor(*RESULT),
-)
+op("Conv3D", tensor(*VOLUME), tensor(*FILTER), **CUBE)
+op("Conv3DBackpropInputV2", shape(*VOLUME), tensor(*FILTER), tensor(*RESULT), **CUBE)
+op("Conv3DBackpropFilterV2", tensor(*VOLUME), list(FILTER), tensor(*RESULT), **CUBE)
 
 DEEP, DEEPER = (3, 3, 2, 2), ("B", 4, 4, 4)
-case("DepthwiseConv2dNative", raw("DepthwiseConv2dNative", **ONES), tensor(*PICTURE), tensor(*DEEP))
-case(
-    "DepthwiseConv2dNativeBackpropInput",
-    raw("DepthwiseConv2dNativeBackpropInput", **ONES),
-    shape(*PICTURE),
-    tensor(*DEEP),
-    tensor(*DEEPER),
-)
-case(
-    "DepthwiseConv2dNativeBackpropFilter",
-    raw("DepthwiseConv2dNativeBackpropFilter", **ONES),
-    tensor(*PICTURE),
-    list(DEEP),
-    tensor(*DEEPER),
-)
+op("DepthwiseConv2dNative", tensor(*PICTURE), tensor(*DEEP), **ONES)
+op("DepthwiseConv2dNativeBackpropInput", shape(*PICTURE), tensor(*DEEP), tensor(*DEEPER), **ONES)
+op("DepthwiseConv2dNativeBackpropFilter", tensor(*PICTURE), list(DEEP), tensor(*DEEPER), **ONES)
 
 DILATED = {"strides": [1, 1, 1, 1], "rates": [1, 2, 2, 1], "padding": "SAME"}
-case("Dilation2D", raw("Dilation2D", **DILATED), tensor(*PICTURE), tensor(3, 3, 2))
+op("Dilation2D", tensor(*PICTURE), tensor(3, 3, 2), **DILATED)
 for kind in ("Dilation2DBackpropInput", "Dilation2DBackpropFilter"):
-    case(kind, raw(kind, **DILATED), tensor(*PICTURE), tensor(3, 3, 2), tensor(*PICTURE))
+    op(kind, tensor(*PICTURE), tensor(3, 3, 2), tensor(*PICTURE), **DILATED)
 
 POOL = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
 POOL3 = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "VALID"}
 LISTS = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1]}
 SMALL = ("B", 2, 2, 2)
-case("AvgPool", raw("AvgPool", **POOL), tensor(*PICTURE), dtypes=(F64, F32))
-case("AvgPool", raw("AvgPool", **POOL), tensor(2, 4, 4, 2))
-case("AvgPool", raw("AvgPool", **POOL), tensor(2, 4, 4, "B"))
-case("MaxPool", raw("MaxPool", **POOL), tensor(*PICTURE), dtypes=(F64, F32))
-case("MaxPool", raw("MaxPool", **POOL), tensor(2, 4, 4, 2))
-case("MaxPoolV2", raw("MaxPoolV2", padding="VALID"), tensor(*PICTURE), *LISTS.values())
-case("MaxPoolWithArgmax", raw("MaxPoolWithArgmax", **POOL), tensor(*PICTURE, of=apart))
+op("AvgPool", tensor(*PICTURE), dtypes=(F64, F32), **POOL)
+op("AvgPool", tensor(2, 4, 4, 2), **POOL)
+op("AvgPool", tensor(2, 4, 4, "B"), **POOL)
+op("MaxPool", tensor(*PICTURE), dtypes=(F64, F32), **POOL)
+op("MaxPool", tensor(2, 4, 4, 2), **POOL)
+op("MaxPoolV2", tensor(*PICTURE), *LISTS.values(), padding="VALID")
+op("MaxPoolWithArgmax", tensor(*PICTURE, of=apart), **POOL)
 included = raw("MaxPoolWithArgmax", include_batch_in_index=True, **POOL)
 case("MaxPoolWithArgmax", included, tensor(*PICTURE, of=apart))
-case("AvgPoolGrad", raw("AvgPoolGrad", **POOL), shape(*PICTURE), tensor(*SMALL))
-case("AvgPool3D", raw("AvgPool3D", **POOL3), tensor("B", 2, 2, 4, 2, dtype=F32))
-case(
-    "AvgPool3DGrad",
-    raw("AvgPool3DGrad", **POOL3),
-    shape("B", 2, 2, 4, 2),
-    tensor("B", 1, 1, 2, 2, dtype=F32),
-)
-case("MaxPool3D", raw("MaxPool3D", **POOL3), tensor("B", 2, 2, 4, 2, dtype=F32))
+op("AvgPoolGrad", shape(*PICTURE), tensor(*SMALL), **POOL)
+op("AvgPool3D", tensor("B", 2, 2, 4, 2, dtype=F32), **POOL3)
+op("AvgPool3DGrad", shape("B", 2, 2, 4, 2), tensor("B", 1, 1, 2, 2, dtype=F32), **POOL3)
+op("MaxPool3D", tensor("B", 2, 2, 4, 2, dtype=F32), **POOL3)
 
 
 def pooled(kind, operand, **more):
@@ -156,35 +109,23 @@ for is_included in (False, True):
     kind = "MaxPoolGradWithArgmax"
     case(kind, with_argmax(kind, is_included), tensor(*PICTURE, of=apart), tensor(*SMALL))
 
-case("LRN", raw("LRN", depth_radius=1), tensor(*PICTURE, dtype=F32))
-case("LRNGrad", raw("LRNGrad", depth_radius=1), *(tensor(*PICTURE, dtype=F32) for _ in range(3)))
-case("SpaceToDepth", raw("SpaceToDepth", block_size=2), tensor(*PICTURE))
-case("DepthToSpace", raw("DepthToSpace", block_size=2), tensor("B", 2, 2, 4))
+op("LRN", tensor(*PICTURE, dtype=F32), depth_radius=1)
+op("LRNGrad", *(tensor(*PICTURE, dtype=F32) for _ in range(3)), depth_radius=1)
+op("SpaceToDepth", tensor(*PICTURE), block_size=2)
+op("DepthToSpace", tensor("B", 2, 2, 4), block_size=2)
 PATCHES = {"strides": [1, 2, 2, 1], "rates": [1, 1, 1, 1], "padding": "VALID"}
-case(
-    "ExtractImagePatches",
-    raw("ExtractImagePatches", ksizes=[1, 2, 2, 1], **PATCHES),
-    tensor(*PICTURE),
-)
+op("ExtractImagePatches", tensor(*PICTURE), ksizes=[1, 2, 2, 1], **PATCHES)
 
 for kind in ("Bilinear", "NearestNeighbor", "Bicubic", "Area"):
-    case(f"Resize{kind}", raw(f"Resize{kind}"), tensor(*PICTURE), [3, 5])
-    case(f"Resize{kind}", raw(f"Resize{kind}"), tensor(2, 4, 4, 2), [3, 5])
+    op(f"Resize{kind}", tensor(*PICTURE), [3, 5])
+    op(f"Resize{kind}", tensor(2, 4, 4, 2), [3, 5])
 for kind in ("Bilinear", "Bicubic"):
     kind = f"Resize{kind}Grad"
-    case(kind, raw(kind), tensor("B", 3, 5, 2, dtype=F32), tensor(*PICTURE, dtype=F32))
-case("ResizeNearestNeighborGrad", raw("ResizeNearestNeighborGrad"), tensor("B", 3, 5, 2), [4, 4])
-case("ResizeBilinear", raw("ResizeBilinear"), tensor("B", 4, 4, "B"), [3, 5], worlds=("none",))
+    op(kind, tensor("B", 3, 5, 2, dtype=F32), tensor(*PICTURE, dtype=F32))
+op("ResizeNearestNeighborGrad", tensor("B", 3, 5, 2), [4, 4])
 SCALE = {"scale": [0.8, 1.2], "translation": [0.1, -0.2]}
-case(
-    "ScaleAndTranslate", raw("ScaleAndTranslate", size=[3, 5], **SCALE), tensor(*PICTURE, dtype=F32)
-)
-case(
-    "ScaleAndTranslateGrad",
-    raw("ScaleAndTranslateGrad", **SCALE),
-    tensor("B", 3, 5, 2, dtype=F32),
-    tensor(*PICTURE, dtype=F32),
-)
+op("ScaleAndTranslate", tensor(*PICTURE, dtype=F32), size=[3, 5], **SCALE)
+op("ScaleAndTranslateGrad", tensor("B", 3, 5, 2, dtype=F32), tensor(*PICTURE, dtype=F32), **SCALE)
 TURN = np.array([[1.0, 0.1, 0.0, -0.1, 1.0, 0.0, 0.0, 0.0]], np.float32)
 for kind, more in (("ImageProjectiveTransformV2", ()), ("ImageProjectiveTransformV3", (0.5,))):
     turned = raw(kind, interpolation="BILINEAR")
@@ -194,21 +135,15 @@ for kind, more in (("ImageProjectiveTransformV2", ()), ("ImageProjectiveTransfor
     )
 COLOURS = ("B", 2, 2, 3)
 for kind in ("RGBToHSV", "HSVToRGB"):
-    case(kind, raw(kind), tensor(*COLOURS, of=unit))
-    case(kind, raw(kind), tensor("B", 3, of=unit))
-    case(kind, raw(kind), tensor(2, 3, of=unit))
+    op(kind, tensor(*COLOURS, of=unit))
+    op(kind, tensor("B", 3, of=unit))
+    op(kind, tensor(2, 3, of=unit))
 for kind in ("AdjustContrastv2", "AdjustHue", "AdjustSaturation"):
-    case(kind, raw(kind), tensor(*COLOURS, dtype=F32, of=unit), tensor(dtype=F32, of=unit))
-    case(kind, raw(kind), tensor(2, *COLOURS, dtype=F32, of=unit), 0.7)
-case(
-    "DrawBoundingBoxes",
-    raw("DrawBoundingBoxes"),
-    tensor(*COLOURS, dtype=F32),
-    tensor("B", 1, 4, dtype=F32, of=unit),
-)
-case(
+    op(kind, tensor(*COLOURS, dtype=F32, of=unit), tensor(dtype=F32, of=unit))
+    op(kind, tensor(2, *COLOURS, dtype=F32, of=unit), 0.7)
+op("DrawBoundingBoxes", tensor(*COLOURS, dtype=F32), tensor("B", 1, 4, dtype=F32, of=unit))
+op(
     "DrawBoundingBoxesV2",
-    raw("DrawBoundingBoxesV2"),
     tensor(*COLOURS, dtype=F32),
     tensor("B", 1, 4, dtype=F32, of=unit),
     np.ones([1, 3], np.float32),

@@ -8,6 +8,7 @@ from tests.splitting.rules.harness import raw, tensor
 
 FAMILY = harness.Family("matrices")
 case = FAMILY.case
+op = FAMILY.op
 
 F64 = tf.float64
 BATCHES = (("B",), (2, "B"), ())
@@ -52,72 +53,40 @@ for batch in BATCHES:  # in no order
     )
 for batch in BATCHES:
     square, right = tensor(*batch, 3, 3, of=regular), tensor(*batch, 3, 2)
-    case("MatrixSolve", raw("MatrixSolve"), square, right)
-    case(
-        "MatrixTriangularSolve", raw("MatrixTriangularSolve"), tensor(*batch, 3, 3, of=lower), right
-    )
-    case("CholeskyGrad", raw("CholeskyGrad"), tensor(*batch, 3, 3, of=lower), tensor(*batch, 3, 3))
-    case(
-        "BandedTriangularSolve",
-        raw("BandedTriangularSolve"),
-        tensor(*batch, 1, 3, of=harness.positive),
-        right,
-    )
-    case("MatrixSolveLs", raw("MatrixSolveLs", l2_regularizer=0.1), square, right)
-    case(
-        "TridiagonalSolve",
-        raw("TridiagonalSolve"),
-        tensor(*batch, 3, 3, of=harness.above_one),
-        right,
-    )
-    case(
-        "TridiagonalMatMul",
-        raw("TridiagonalMatMul"),
-        *(tensor(*batch, 1, 3) for _ in range(3)),
-        right,
-    )
-    case("MatrixBandPart", raw("MatrixBandPart", num_lower=0, num_upper=-1), square)
+    op("MatrixSolve", square, right)
+    op("MatrixTriangularSolve", tensor(*batch, 3, 3, of=lower), right)
+    op("CholeskyGrad", tensor(*batch, 3, 3, of=lower), tensor(*batch, 3, 3))
+    op("BandedTriangularSolve", tensor(*batch, 1, 3, of=harness.positive), right)
+    op("MatrixSolveLs", square, right, l2_regularizer=0.1)
+    op("TridiagonalSolve", tensor(*batch, 3, 3, of=harness.above_one), right)
+    op("TridiagonalMatMul", *(tensor(*batch, 1, 3) for _ in range(3)), right)
+    op("MatrixBandPart", square, num_lower=0, num_upper=-1)
     for kind in ("MatrixDiag", "MatrixDiagPart"):
-        case(kind, raw(kind), tensor(*batch, 3) if kind == "MatrixDiag" else square)
+        op(kind, tensor(*batch, 3) if kind == "MatrixDiag" else square)
     whole = {"num_rows": -1, "num_cols": -1, "padding_value": np.float64(0.0)}
     for version in ("V2", "V3"):
-        case(f"MatrixDiag{version}", raw(f"MatrixDiag{version}", k=0, **whole), tensor(*batch, 3))
+        op(f"MatrixDiag{version}", tensor(*batch, 3), k=0, **whole)
         part = raw(f"MatrixDiagPart{version}", k=0, padding_value=np.float64(0.0))
         case(f"MatrixDiagPart{version}", part, square)
-        case(
-            f"MatrixSetDiag{version}",
-            raw(f"MatrixSetDiag{version}", k=0),
-            square,
-            tensor(*batch, 3),
-        )
-    case("MatrixSetDiag", raw("MatrixSetDiag"), square, tensor(*batch, 3))
-case("MatrixTriangularSolve", raw("MatrixTriangularSolve"), tensor(3, 3, of=lower), tensor(3, "B"))
-case(
-    "MatrixTriangularSolve", raw("MatrixTriangularSolve"), tensor(3, 3, of=lower), tensor("B", 3, 2)
-)
-case("MatrixSolve", raw("MatrixSolve"), tensor(3, 3, of=regular), tensor(3, "B"))
-case("MatrixBandPart", raw("MatrixBandPart", num_lower=0, num_upper=-1), tensor("B", 3))
-case("MatrixBandPart", raw("MatrixBandPart", num_lower=1, num_upper=1), tensor("B", "B"))
-case("MatrixDiagV3", raw("MatrixDiagV3", k=0, **whole), tensor("B"))
-case("MatrixDiagV3", raw("MatrixDiagV3", k=0, **whole), tensor(2, "B"))
-case(
-    "MatrixDiagPartV3",
-    raw("MatrixDiagPartV3", k=0, padding_value=np.float64(0.0)),
-    tensor("B", "B"),
-)
-case("MatrixSetDiagV3", raw("MatrixSetDiagV3", k=0), tensor("B", "B"), tensor("B"))
+        op(f"MatrixSetDiag{version}", square, tensor(*batch, 3), k=0)
+    op("MatrixSetDiag", square, tensor(*batch, 3))
+op("MatrixTriangularSolve", tensor(3, 3, of=lower), tensor(3, "B"))
+op("MatrixTriangularSolve", tensor(3, 3, of=lower), tensor("B", 3, 2))
+op("MatrixSolve", tensor(3, 3, of=regular), tensor(3, "B"))
+op("MatrixBandPart", tensor("B", 3), num_lower=0, num_upper=-1)
+op("MatrixBandPart", tensor("B", "B"), num_lower=1, num_upper=1)
+op("MatrixDiagV3", tensor("B"), k=0, **whole)
+op("MatrixDiagV3", tensor(2, "B"), k=0, **whole)
+op("MatrixDiagPartV3", tensor("B", "B"), k=0, padding_value=np.float64(0.0))
+op("MatrixSetDiagV3", tensor("B", "B"), tensor("B"), k=0)
 for rank in (1, 2, 3):
     name = {1: "FFT", 2: "FFT2D", 3: "FFT3D"}[rank]
     inner, few = (4,) * rank, np.full([rank], 4, np.int32)
     half = (*inner[:-1], 3)
     for batch in (("B",), ()):
         for kind in (name, f"I{name}"):
-            case(kind, raw(kind), tensor(*batch, *inner), dtypes=(tf.complex128,))
-        case(
-            f"R{name}",
-            raw(f"R{name}", fft_length=few, Tcomplex=tf.complex128),
-            tensor(*batch, *inner),
-        )
+            op(kind, tensor(*batch, *inner), dtypes=(tf.complex128,))
+        op(f"R{name}", tensor(*batch, *inner), fft_length=few, Tcomplex=tf.complex128)
         back = raw(f"IR{name}", fft_length=few, Treal=F64)
         case(f"IR{name}", back, tensor(*batch, *half), dtypes=(tf.complex128,))
-case("FFT", raw("FFT"), tensor(2, "B"), dtypes=(tf.complex128,))
+op("FFT", tensor(2, "B"), dtypes=(tf.complex128,))

@@ -8,12 +8,13 @@ from tests.splitting.rules.harness import indices, positive, raw, tensor, unit
 
 FAMILY = harness.Family("networks")
 case = FAMILY.case
+op = FAMILY.op
 
 F64, F32 = tf.float64, tf.float32
 
 for kind in ("Softmax", "LogSoftmax"):
     for dims in (("B", 3), (2, "B"), (2, 3), ("2B", 3), (3, "B", 2)):
-        case(kind, raw(kind), tensor(*dims), dtypes=(F64, F32))
+        op(kind, tensor(*dims), dtypes=(F64, F32))
 cross = "SoftmaxCrossEntropyWithLogits"
 for first, second in (
     (("B", 3), ("B", 3)),
@@ -22,13 +23,13 @@ for first, second in (
     ((2, 3), (2, 3)),
     ((2, "B"), (2, "B")),
 ):
-    case(cross, raw(cross), tensor(*first), tensor(*second, of=unit), dtypes=(F64, F32))
+    op(cross, tensor(*first), tensor(*second, of=unit), dtypes=(F64, F32))
 sparse = "SparseSoftmaxCrossEntropyWithLogits"
 for dtype in (tf.int32, tf.int64):
-    case(sparse, raw(sparse), tensor("B", 3), indices("B", dtype=dtype), dtypes=(F64, F32))
-case(sparse, raw(sparse), tensor(2, 3), indices(2))
-case(sparse, raw(sparse), tensor(2, "B"), indices(2, below=1))
-case(sparse, raw(sparse), tensor("2B", 3), indices("2B"))
+    op(sparse, tensor("B", 3), indices("B", dtype=dtype), dtypes=(F64, F32))
+op(sparse, tensor(2, 3), indices(2))
+op(sparse, tensor(2, "B"), indices(2, below=1))
+op(sparse, tensor("2B", 3), indices("2B"))
 
 
 def negative(numbers, shape):
@@ -39,14 +40,14 @@ def negative(numbers, shape):
 quantised = "FakeQuantWithMinMax"
 for dims in (("B", 3), (2, "B"), ("2B", 3, 2, 2), (2, 3)):
     x, dy = tensor(*dims), tensor(*dims)
-    case(f"{quantised}Args", raw(f"{quantised}Args", min=-0.4, max=0.6), x, dtypes=(F32,))
+    op(f"{quantised}Args", x, dtypes=(F32,), min=-0.4, max=0.6)
     by_args = raw(f"{quantised}ArgsGradient", min=-0.4, max=0.6)
     case(f"{quantised}ArgsGradient", by_args, dy, x, dtypes=(F32,))
     for each, ends in (("", ()), ("PerChannel", dims[-1:])):
         low, high = tensor(*ends, of=negative), tensor(*ends, of=unit)
         of_range = f"{quantised}Vars{each}"
-        case(of_range, raw(of_range), x, low, high, dtypes=(F32,))
-        case(f"{of_range}Gradient", raw(f"{of_range}Gradient"), dy, x, low, high, dtypes=(F32,))
+        op(of_range, x, low, high, dtypes=(F32,))
+        op(f"{of_range}Gradient", dy, x, low, high, dtypes=(F32,))
 
 for kind in ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"):
     many = {} if kind == "FusedBatchNorm" else {"dtype": F32}

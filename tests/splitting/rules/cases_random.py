@@ -4,27 +4,28 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from tests.splitting.rules import harness
-from tests.splitting.rules.harness import raw, shape, tensor, unit
+from tests.splitting.rules.harness import shape, tensor, unit
 
 FAMILY = harness.Family("random")
 case = FAMILY.case
+op = FAMILY.op
 
 SEEDS = {"seed": 5, "seed2": 7}
 for dims in (("B",), ("B", 3), (3, "B"), ("2B", 2)):
     for kind in ("RandomUniform", "RandomStandardNormal", "TruncatedNormal"):
         for dtype in (tf.float64, tf.float32):
-            case(kind, raw(kind, dtype=dtype, **SEEDS), shape(*dims), dtypes=(dtype,))
-    case("RandomUniformInt", raw("RandomUniformInt", minval=0, maxval=9, **SEEDS), shape(*dims))
+            op(kind, shape(*dims), dtypes=(dtype,), dtype=dtype, **SEEDS)
+    op("RandomUniformInt", shape(*dims), minval=0, maxval=9, **SEEDS)
     for kind in ("RandomUniform", "RandomNormal", "TruncatedNormal"):
         kind = f"Stateless{kind}V2"
         options = {"key": np.array([1], np.uint64), "counter": np.array([2, 3], np.uint64)}
-        case(kind, raw(kind, alg=1, dtype=tf.float64, **options), shape(*dims))
-case("RandomGamma", raw("RandomGamma", **SEEDS), shape("B"), tensor(2, of=unit))
-case("RandomGamma", raw("RandomGamma", **SEEDS), [2], tensor("B", of=unit))
-case("RandomPoissonV2", raw("RandomPoissonV2", **SEEDS), shape("B"), tensor(2, of=unit))
-case("RandomPoissonV2", raw("RandomPoissonV2", **SEEDS), [2], tensor("B", of=unit))
-case("Multinomial", raw("Multinomial", num_samples=4, **SEEDS), tensor("B", 3))
-case("RandomShuffle", raw("RandomShuffle", **SEEDS), tensor("B", 3))
+        op(kind, shape(*dims), alg=1, dtype=tf.float64, **options)
+op("RandomGamma", shape("B"), tensor(2, of=unit), **SEEDS)
+op("RandomGamma", [2], tensor("B", of=unit), **SEEDS)
+op("RandomPoissonV2", shape("B"), tensor(2, of=unit), **SEEDS)
+op("RandomPoissonV2", [2], tensor("B", of=unit), **SEEDS)
+op("Multinomial", tensor("B", 3), num_samples=4, **SEEDS)
+op("RandomShuffle", tensor("B", 3), **SEEDS)
 case("RandomUniform", lambda x: tf.nn.dropout(x, 0.4, seed=5), tensor("B", 3))
 
 

@@ -19,6 +19,7 @@ from tests.splitting.rules.harness import (
 
 FAMILY = harness.Family("reductions")
 case = FAMILY.case
+op = FAMILY.op
 
 F64, F32 = tf.float64, tf.float32
 
@@ -34,9 +35,9 @@ def reductions(kind, of=real, dtype=F64, dtypes=(F64,)):
             case(kind, function, tensor("B", 3, of=of), dtypes=dtypes_)
             case(kind, function, tensor(2, "2B", of=of), dtypes=(dtype,))
             case(kind, function, tensor(2, 3, of=of), dtypes=(dtype,))
-    case(kind, raw(kind, axis=[0, 2]), tensor("B", 3, 2, of=of), dtypes=(dtype,))
-    case(kind, raw(kind, axis=[1, 2]), tensor(3, "B", 2, of=of), dtypes=(dtype,))
-    case(kind, raw(kind, axis=[0]), tensor("B", "B", of=of), dtypes=(F64,)) if of is real else None
+    op(kind, tensor("B", 3, 2, of=of), dtypes=(dtype,), axis=[0, 2])
+    op(kind, tensor(3, "B", 2, of=of), dtypes=(dtype,), axis=[1, 2])
+    op(kind, tensor("B", "B", of=of), dtypes=(F64,), axis=[0]) if of is real else None
 
 
 for kind in ("Sum", "Mean", "Max", "Min"):
@@ -44,13 +45,13 @@ for kind in ("Sum", "Mean", "Max", "Min"):
     reductions(kind, between(-9, 9), tf.int32)
 for kind in ("Max", "Min"):  # what is no number is the largest and the smallest of all
     for axis in ([0], [1], [0, 1]):
-        case(kind, raw(kind, axis=axis), tensor("B", 3, of=some_nan), dtypes=(F64, F32, tf.half))
+        op(kind, tensor("B", 3, of=some_nan), dtypes=(F64, F32, tf.half), axis=axis)
 reductions("Prod", positive)
 reductions("EuclideanNorm")
 for kind in ("All", "Any"):
     reductions(kind, truths, tf.bool, (tf.bool,))
-case("Sum", raw("Sum", axis=[0]), tensor("B", 3), dtypes=(tf.complex128,))
-case("Mean", raw("Mean", axis=[0]), tensor("B", 3), dtypes=(tf.complex128,))
+op("Sum", tensor("B", 3), dtypes=(tf.complex128,), axis=[0])
+op("Mean", tensor("B", 3), dtypes=(tf.complex128,), axis=[0])
 case("Sum", lambda x: tf.reduce_sum(x), tensor("B", 3))
 case("Sum", lambda x: tf.reduce_sum(x, tf.range(tf.rank(x))), tensor("B", 3))
 case("Mean", lambda x: tf.math.reduce_variance(x, 0), tensor("B", 3))
@@ -59,35 +60,35 @@ case("Max", lambda x: tf.reduce_logsumexp(x, 1), tensor("B", 3))
 
 for kind in ("ArgMax", "ArgMin"):
     for axis in (0, 1, -1):
-        case(kind, raw(kind, dimension=axis), tensor("B", 3, of=apart), dtypes=(F64, F32))
-        case(kind, raw(kind, dimension=axis), tensor(3, "B", of=apart))
-    case(kind, raw(kind, dimension=1), tensor(2, 3, of=apart))
-    case(kind, raw(kind, dimension=1), tensor(2, 3, "B", of=apart))
-    case(kind, raw(kind, dimension=1, output_type=tf.int32), tensor("B", 3, 2, of=apart))
+        op(kind, tensor("B", 3, of=apart), dtypes=(F64, F32), dimension=axis)
+        op(kind, tensor(3, "B", of=apart), dimension=axis)
+    op(kind, tensor(2, 3, of=apart), dimension=1)
+    op(kind, tensor(2, 3, "B", of=apart), dimension=1)
+    op(kind, tensor("B", 3, 2, of=apart), dimension=1, output_type=tf.int32)
 for kind in ("Cumsum", "Cumprod", "CumulativeLogsumexp"):
     for axis in (0, 1, -1):
         for options in ({}, {"exclusive": True}, {"reverse": True}):
-            case(kind, raw(kind, axis=axis, **options), tensor("B", 3))
-        case(kind, raw(kind, axis=axis), tensor(3, "B"))
-        case(kind, raw(kind, axis=axis), tensor(2, 3))
-case("L2Loss", raw("L2Loss"), tensor("B", 3), dtypes=(F64, F32))
-case("L2Loss", raw("L2Loss"), tensor(2, "B"))
-case("L2Loss", raw("L2Loss"), tensor(2, 3))
-case("BiasAddGrad", raw("BiasAddGrad"), tensor("B", 3), dtypes=(F64, F32))
-case("BiasAddGrad", raw("BiasAddGrad"), tensor("B", 2, 2, 3))
-case("BiasAddGrad", raw("BiasAddGrad"), tensor(2, "B"))
-case("BiasAddGrad", raw("BiasAddGrad"), tensor(2, "B", 3))
-case("BiasAddGrad", raw("BiasAddGrad"), tensor(2, 3))
-case("BiasAddGrad", raw("BiasAddGrad", data_format="NCHW"), tensor("B", 3, 2, 2))
-case("BiasAddGrad", raw("BiasAddGrad", data_format="NCHW"), tensor(2, "B", 2, 2))
+            op(kind, tensor("B", 3), axis=axis, **options)
+        op(kind, tensor(3, "B"), axis=axis)
+        op(kind, tensor(2, 3), axis=axis)
+op("L2Loss", tensor("B", 3), dtypes=(F64, F32))
+op("L2Loss", tensor(2, "B"))
+op("L2Loss", tensor(2, 3))
+op("BiasAddGrad", tensor("B", 3), dtypes=(F64, F32))
+op("BiasAddGrad", tensor("B", 2, 2, 3))
+op("BiasAddGrad", tensor(2, "B"))
+op("BiasAddGrad", tensor(2, "B", 3))
+op("BiasAddGrad", tensor(2, 3))
+op("BiasAddGrad", tensor("B", 3, 2, 2), data_format="NCHW")
+op("BiasAddGrad", tensor(2, "B", 2, 2), data_format="NCHW")
 
-case("HistogramFixedWidth", raw("HistogramFixedWidth"), tensor("B"), np.array([-1.0, 1.0]), 4)
-case("HistogramFixedWidth", raw("HistogramFixedWidth"), tensor("B", 2), np.array([-1.0, 1.0]), 4)
+op("HistogramFixedWidth", tensor("B"), np.array([-1.0, 1.0]), 4)
+op("HistogramFixedWidth", tensor("B", 2), np.array([-1.0, 1.0]), 4)
 for dims in (("B",), ("2B",)):
     weights = tensor(*dims)
-    case("Bincount", raw("Bincount"), indices(*dims), 4, weights)
-    case("DenseBincount", raw("DenseBincount"), indices(*dims), 4, weights)
-case("DenseBincount", raw("DenseBincount"), indices("B", 3), 4, tensor("B", 3))
+    op("Bincount", indices(*dims), 4, weights)
+    op("DenseBincount", indices(*dims), 4, weights)
+op("DenseBincount", indices("B", 3), 4, tensor("B", 3))
 binary = raw("DenseBincount", binary_output=True)
 case("DenseBincount", binary, indices("B"), 4, tensor("B"))
 case("DenseBincount", binary, indices("B", 3), 4, tensor("B", 3))
@@ -102,12 +103,10 @@ for batch, along, dims in (
     case("ReverseSequence", reverse, tensor(*dims), indices("B", below=5))
     if batch:
         continue
-    case(
-        "ReverseSequence", raw("ReverseSequence", seq_dim=0, batch_dim=1), tensor(4, 3), indices(3)
-    )
-case("Reverse", raw("Reverse"), tensor("B", 3), np.array([False, True]))
-case("Reverse", raw("Reverse"), tensor("B", 3), np.array([True, False]))
-case("Reverse", raw("Reverse"), tensor(2, 3), np.array([True, False]))
+    op("ReverseSequence", tensor(4, 3), indices(3), seq_dim=0, batch_dim=1)
+op("Reverse", tensor("B", 3), np.array([False, True]))
+op("Reverse", tensor("B", 3), np.array([True, False]))
+op("Reverse", tensor(2, 3), np.array([True, False]))
 case(
     "Sum",
     lambda x: tf.reduce_sum(tf.strings.length(x), 0),

@@ -21,10 +21,9 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
+from tests.splitting import alike
 
 MOST_COMBINATIONS = 24  # of states, for one case
-PATIENCE = tf1.RunOptions(timeout_in_ms=10_000)  # a graph that waits for itself is a failure
-DEVICES = [f"/device:CPU:{k}" for k in range(8)]
 # What reassociation may change, by dtype; everything else must be equal.
 TOLERANCES = {
     tf.float64: 1e-12,
@@ -211,7 +210,6 @@ class Case:
         operands: `Tensor`, `Size`, or what the function gets as it is.
         dtype: Of the operands that do not say their own.
         place: File and line.
-        worlds: In which worlds it is tried; None: all.
     """
 
     kind: str
@@ -219,7 +217,6 @@ class Case:
     operands: tuple
     dtype: Any
     place: str
-    worlds: Sequence[str] | None
 
     def combinations(self) -> list[tuple]:
         """Returns the states of the operands that are tried."""
@@ -279,14 +276,18 @@ class Family:
     def __repr__(self) -> str:
         return self.name
 
-    def case(self, kind, function, *operands, dtypes=(tf.float64,), worlds=None) -> None:
+    def case(self, kind, function, *operands, dtypes=(tf.float64,)) -> None:
         """Adds a case for each dtype."""
         frame = sys._getframe(1)
-        while "case" in frame.f_code.co_name:
+        while "case" in frame.f_code.co_name or frame.f_code.co_name == "op":
             frame = frame.f_back
         place = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
         for dtype in dtypes:
-            self.cases.append(Case(kind, function, operands, dtype, place, worlds))
+            self.cases.append(Case(kind, function, operands, dtype, place))
+
+    def op(self, kind, *operands, dtypes=(tf.float64,), **attributes) -> None:
+        """Adds cases of one operation, of operands by position and attributes by name."""
+        self.case(kind, raw(kind, **attributes), *operands, dtypes=dtypes)
 
 
 def raw(kind: str, **attributes) -> Callable:
@@ -528,18 +529,13 @@ class Built:
 
     def split(self, random_numbers: str):
         """Splits the graph; returns what `split_graph` does."""
-        from replicate.splitting import splitter
-
         setting = self.setting
+        keep = [tensor for results in self.results for tensor in results]
+        options = {"static_rows": setting.sizes[0] if setting.is_static else None}
+        options["random_numbers"] = random_numbers
         with self.graph.as_default():
-            result = splitter.split_graph(
-                given=list(self.world.given.values()),
-                devices=DEVICES[: setting.num_devices],
-                keep=[tensor for results in self.results for tensor in results],
-                home=DEVICES[0],
-                random_numbers=random_numbers,
-                static_rows=setting.sizes[0] if setting.is_static else None,
-            )
+            given = self.world.given.values()
+            result = alike.split(given, keep, setting.num_devices, **options)
         fetches = iter(result.fetch)
         self.fetches = [[next(fetches) for _ in results] for results in self.results]
         return result
@@ -552,14 +548,14 @@ class Built:
 
     def _run(self, session, feed) -> list:
         try:
-            return session.run(self.fetches, feed, PATIENCE)
+            return session.run(self.fetches, feed, alike.PATIENCE)
         except (tf.errors.OpError, TypeError, ValueError):
             return [self._run_one(session, fetches, feed) for fetches in self.fetches]
 
     @staticmethod
     def _run_one(session, fetches, feed):
         try:
-            return session.run(fetches, feed, PATIENCE)
+            return session.run(fetches, feed, alike.PATIENCE)
         except (tf.errors.OpError, TypeError, ValueError) as error:
             return ValueError(
                 str(getattr(error, "message", error)).partition("Original stack")[0][-400:]
@@ -585,11 +581,9 @@ class Outcome:
 
 def entries_of(family: Family, setting: Setting) -> list[tuple[Case, tuple]]:
     """Returns what a family tries in a setting."""
-    world = setting.world
     return [
         (case, states)
         for case in family.cases
-        if not case.worlds or world in case.worlds
         for states in some(case.combinations(), min(setting.most, family.most), str(setting))
     ]
 

@@ -49,7 +49,7 @@ NOT_HERE = {
     "RefNextIteration": "of variables with references",
     "TopK": "gone since version 7 of graphs",
 }
-# Kinds of picked rows, which whole models compare with one device in tests/splitting/test_spaces.
+# Kinds of picked rows, which whole models compare with one device in tests/splitting/corpus/picked.
 IN_MODELS = {
     "SparseCross",
     "SparseCrossHashed",
@@ -61,7 +61,7 @@ IN_MODELS = {
 }
 # Kinds whose rule says that their array is one, and not one for each device.
 OF_WHOLE_ARRAYS = {"TensorArrayConcatV3", "TensorArrayGradWithShape", "TensorArraySplitV3"}
-# Kinds that have a test of their own in tests/splitting/test_arrays.
+# Kinds that have a test of their own in tests/splitting/test_stacks.
 IN_TESTS = {"TensorArraySizeV3"}
 ELSEWHERE = {*NOT_HERE, *IN_MODELS, *IN_TESTS}
 EVERY = harness.Setting("batch", 3, (5, 2))  # all states; the quick ones of others take one
