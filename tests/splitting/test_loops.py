@@ -1,21 +1,14 @@
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import states
+from replicate.splitting import analysis, states
 from replicate.splitting.lowering import functions
 from replicate.splitting.states import FLOW, WHOLE, ListOf, Rows
 from replicate.splitting.structure import loops
+from tests import control_flow
+from tests.splitting import alike
 
 BATCH = Rows(0, states.Space("the batch"))
-
-
-@pytest.fixture(params=[False, True], ids=["version_1", "version_2"])
-def graph(fresh_graph, request):
-    """A graph in which loops are of either version; those of version 2 are to be lowered."""
-    before = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if request.param else tf1.disable_control_flow_v2)()
-    yield fresh_graph
-    (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()
 
 
 def scan_with_gradient(graph):
@@ -39,15 +32,15 @@ def of_type(graph, kind, scope=""):
     return [op for op in found if not op.name.startswith("lowered/")]
 
 
-def test_exit_belongs_to_its_loop_and_gives_to_the_outer_one(graph):
+def test_exit_belongs_to_its_loop_and_gives_to_the_outer_one(fresh_graph, either_control_flow):
     def inner(a):
         return tf1.while_loop(lambda b: tf.reduce_sum(b) < 9, lambda b: [b + 1.0], [a])
 
     tf1.while_loop(lambda a: tf.reduce_sum(a) < 9, inner, [tf.zeros([2])])
-    functions.lower(graph, graph.get_operations())
-    structure = loops.Structure(graph)
+    functions.lower(fresh_graph, fresh_graph.get_operations())
+    structure = loops.Structure(fresh_graph)
     levels = {}
-    for op in of_type(graph, "Exit"):
+    for op in of_type(fresh_graph, "Exit"):
         outside, own = structure.loop(op), structure.own_loop(op)
         assert structure.outer(own) is outside
         levels[outside is None] = own
@@ -58,10 +51,10 @@ def test_exit_belongs_to_its_loop_and_gives_to_the_outer_one(graph):
     assert root is levels[True]
 
 
-def test_pops_are_found_with_their_pushes(graph):
-    scan_with_gradient(graph)
-    structure = loops.Structure(graph)
-    pops, pushes = of_type(graph, "StackPopV2"), of_type(graph, "StackPushV2")
+def test_pops_are_found_with_their_pushes(fresh_graph, either_control_flow):
+    scan_with_gradient(fresh_graph)
+    structure = loops.Structure(fresh_graph)
+    pops, pushes = of_type(fresh_graph, "StackPopV2"), of_type(fresh_graph, "StackPushV2")
     assert len(pops) == len(pushes)
     assert {structure.push_of(pop) for pop in pops} == set(pushes)
     found, more = structure.with_pops(pushes)
@@ -72,27 +65,27 @@ def test_pops_are_found_with_their_pushes(graph):
         assert roots <= structure.loops_sharing_stacks(structure.root(pop))
 
 
-def test_reads_of_lists_lead_to_what_made_them(graph):
-    scan_with_gradient(graph)
-    structure = loops.Structure(graph)
+def test_reads_of_lists_lead_to_what_made_them(fresh_graph, either_control_flow):
+    scan_with_gradient(fresh_graph)
+    structure = loops.Structure(fresh_graph)
     for kind in ("TensorListStack", "TensorListPopBack", "TensorListSetItem"):
-        for op in of_type(graph, kind, "lowered"):
+        for op in of_type(fresh_graph, kind, "lowered"):
             sources = structure.list_sources(op.inputs[0])
             assert sources
             assert {source.type for source in sources} <= set(loops.NEW_LISTS)
-    for op in of_type(graph, "TensorListPushBack", "lowered"):
+    for op in of_type(fresh_graph, "TensorListPushBack", "lowered"):
         for source in structure.list_sources(op.outputs[0]):
             assert op in structure.list_writes(source)
 
 
-def test_handles_and_flows_lead_to_their_array(graph):
-    scan_with_gradient(graph)
-    for op in of_type(graph, "TensorArrayWriteV3"):
+def test_handles_and_flows_lead_to_their_array(fresh_graph, either_control_flow):
+    scan_with_gradient(fresh_graph)
+    for op in of_type(fresh_graph, "TensorArrayWriteV3"):
         array = loops.handle_of(op.inputs[0])
         assert array.type in ("TensorArrayV3", "TensorArrayGradV3")
         assert loops.flow_source(op.outputs[0]) is array
         assert loops.is_flow(op.outputs[0])
-        assert op in loops.Structure(graph).array_writes(array)
+        assert op in loops.Structure(fresh_graph).array_writes(array)
 
 
 def test_lists_of_lists_have_the_sources_of_what_was_written(fresh_graph):
@@ -165,11 +158,8 @@ def test_what_cannot_be_told_makes_all_lists_whole_and_then_ends(made):
 
 
 def test_loops_that_share_stacks_are_whole_together(fresh_graph):
-    before = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    gradient = scan_with_gradient(fresh_graph)
-    if before:
-        tf1.enable_control_flow_v2()
+    with control_flow.of_version(1):
+        gradient = scan_with_gradient(fresh_graph)
     structure = loops.Structure(gradient.graph)
     assumptions = loops.Assumptions(structure)
     pop = of_type(fresh_graph, "StackPopV2")[0]
@@ -180,3 +170,23 @@ def test_loops_that_share_stacks_are_whole_together(fresh_graph):
     assert "random numbers" in assumptions.why_whole(structure.root(structure.push_of(pop)))
     with pytest.raises(ValueError, match="but once"):
         assumptions.let_loop_be_whole(pop, "it draws random numbers")
+
+
+@pytest.mark.parametrize("number", [4, 8])
+def test_an_assumption_costs_what_lies_between_it_and_the_first_to_ask(
+    fresh_graph, monkeypatch, number
+):
+    # Each branch keeps values for its gradient, in a list of which nothing is assumed at first.
+    decided = []
+    decide = analysis.Analysis._decide
+    monkeypatch.setattr(
+        analysis.Analysis, "_decide", lambda self, op: decided.append(op) or decide(self, op)
+    )
+    x = tf1.placeholder(tf.float32, [None, 4])
+    y = x
+    with control_flow.of_version(2):
+        for _ in range(number):
+            y = tf.cond(tf.reduce_sum(y) > 0.0, lambda y=y: tf.tanh(y), lambda y=y: tf.sin(y))
+        (gradient,) = tf.gradients(y, x)
+    alike.split([x], [gradient], 2)
+    assert len(decided) < 2 * len(set(decided))
