@@ -106,26 +106,6 @@ def read_in_a_branch(features, labels):
     return v * (behind + read)
 
 
-def weighted_by_labels(features, labels):
-    w = tf1.get_variable("w", [3], initializer=exactness.start)
-    squares = tf.square(tf.reduce_sum(features * w, 1))
-    return tf.reduce_sum(labels * squares) / tf.reduce_sum(labels)
-
-
-def steep(features, labels):
-    w = tf1.get_variable("w", [3], initializer=exactness.start)
-    rows = tf.reduce_sum(features * w, 1) - labels
-    loss = tf.reduce_mean(tf.square(rows)) + tf.abs(tf.reduce_mean(tf.complex(rows, rows)))
-    (gradient,) = tf.gradients(loss, [w])
-    return loss + tf.nn.l2_loss(gradient)
-
-
-@pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
-def test_what_workers_join_may_be_derived_and_derived_again(fresh_graph, strategy, rows):
-    # What that comes to is in `tests/cluster`; here it is enough that it can be built.
-    assert joined_by(strategy, steep, rows)[0] == ends_of(rows)
-
-
 @pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
 def test_a_step_of_dense_layers_joins_rows_losses_and_gradients(fresh_graph, strategy, rows):
     found = joined_by(strategy, dense, rows)
@@ -155,11 +135,6 @@ def test_what_comes_behind_a_write_waits_for_reads_that_have_no_order_with_it(
     assert found == [ends_of(None), *["Add of float32 ()"] * 3]
 
 
-def test_elements_of_weights_of_the_batch_are_counted_by_all(fresh_graph, strategy):
-    found = joined_by(strategy, weighted_by_labels)
-    assert found == [ends_of(None), "Add of float32 (2,)", "Add of float32 (3,)"]
-
-
 def test_a_table_takes_two_more(fresh_graph, strategy):
     found = joined_by(strategy, embedded)
     assert len(found) == 2 + 2  # the places of slices, and their values
@@ -185,15 +160,6 @@ def test_what_a_worker_does_alone_joins_nothing(fresh_graph, monkeypatch, towers
     assert joined_by(alone, dense, mode=mode) == []
     types = {op.type for op in fresh_graph.get_operations()}
     assert not {name for name in types if name.startswith("Collective")}
-
-
-def test_a_graph_is_not_kept_by_what_its_workers_join():
-    with tf.Graph().as_default() as graph:
-        across = collectives.CollectiveWorkers(collectives.Options(2, 0), "/device:CPU:0")
-        across.sum([tf.constant(1.0)])
-        assert [op.type for op in across.made] == ["CollectiveReduceV2"]
-    assert not any(item is graph for item in vars(across).values())
-    assert not any(isinstance(name, tf.Operation) for name in across._made)
 
 
 def test_no_collective_has_a_timeout(fresh_graph):

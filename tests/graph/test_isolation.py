@@ -28,15 +28,11 @@ def shown(graph, prefix="tower_1/", plain=""):
     return views
 
 
-def test_a_name_is_the_towers_own(graph):
+def test_a_name_is_the_towers_own_a_whole_or_a_shared_one(graph):
     shown(graph)
     assert graph.get_tensor_by_name("G/act:0").name == "tower_1/G/act:0"
     assert graph.get_operation_by_name("loss").name == "tower_1/loss"
     assert graph.as_graph_element("loss:0").name == "tower_1/loss:0"
-
-
-def test_a_whole_name_and_a_shared_one_are_found(graph):
-    shown(graph)
     assert graph.get_tensor_by_name("tower_1/loss:0").name == "tower_1/loss:0"
     assert graph.get_tensor_by_name("shared:0").name == "shared:0"
     with pytest.raises(KeyError, match="missing"):

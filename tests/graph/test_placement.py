@@ -39,26 +39,20 @@ def test_a_lookup_table_that_changes_is_a_variable():
     assert found["found"] == GPU_1
 
 
-def test_the_users_device_is_never_overruled():
+def test_the_users_device_is_filled_in_never_overruled_and_takes_no_turn():
     def build():
-        with tf.device("/cpu:1"):
-            tf1.get_variable("v", [2], use_resource=True)
-            tf.constant(1.0, name="c")
+        for n, device in enumerate(("/cpu:1", "/job:ps/task:1")):
+            with tf.device(device):
+                tf1.get_variable(f"v{n}", [2], use_resource=True)
+                tf.constant(1.0, name=f"c{n}")
+        tf1.get_variable("own", [2], use_resource=True)
         tf.constant(1.0, name="d")
 
-    found = placed(placement.single([GPU_0]), build)
-    assert (found["v"], found["c"], found["d"]) == ("/device:CPU:1", "/device:CPU:1", GPU_1)
-
-
-def test_what_the_user_leaves_open_is_filled_in():
-    def build():
-        with tf.device("/job:ps/task:1"):
-            tf1.get_variable("v", [2], use_resource=True)
-            tf.constant(1.0, name="c")
-
-    found = placed(placement.single([CPU]), build)
-    assert found["v"] == "/job:ps/task:1/device:CPU:0"
-    assert found["c"] == "/job:ps/task:1/device:GPU:1"
+    found = placed(placement.round_robin([GPU_0, GPU_1]), build)
+    assert found["v0"] == found["c0"] == "/device:CPU:1"
+    assert found["v1"] == "/job:ps/task:1/device:GPU:0"
+    assert found["c1"] == "/job:ps/task:1/device:GPU:1"
+    assert (found["own"], found["d"]) == (GPU_1, GPU_1)
 
 
 def test_a_colocated_operation_stays_with_its_variable():
@@ -82,34 +76,11 @@ def test_round_robin_takes_turns_over_all_towers():
     assert found == [GPU_0, GPU_1, GPU_0]
 
 
-def test_a_variable_that_the_user_placed_takes_no_turn():
-    chooser = placement.round_robin([GPU_0, GPU_1])
-
-    def build():
-        with tf.device("/cpu:0"):
-            tf1.get_variable("own", [2], use_resource=True)
-        tf1.get_variable("first", [2], use_resource=True)
-
-    assert placed(chooser, build)["first"] == GPU_0
-
-
 def test_balance_counts_bytes():
     # 40, then 8 + 16 on the other; 24 < 40, so the last goes there too.
     chooser = placement.balanced_by_bytes([GPU_0, GPU_1])
     requests = [([10], tf.float32), ([2], tf.int32), ([2], tf.float64), ([1], tf.int8)]
     assert [chooser(*request) for request in requests] == [GPU_0, GPU_1, GPU_1, GPU_1]
-
-
-def test_balance_reads_sizes_from_a_graph():
-    def build():
-        tf1.get_variable("big", [100], use_resource=True)
-        for i in range(3):
-            tf1.get_variable(f"small_{i}", [10], use_resource=True)
-
-    found = placed(placement.balanced_by_bytes([GPU_0, GPU_1]), build)
-    assert [found[name] for name in ("big", "small_0", "small_1", "small_2")] == [GPU_0] + [
-        GPU_1
-    ] * 3
 
 
 @pytest.mark.parametrize(

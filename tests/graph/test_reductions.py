@@ -33,22 +33,52 @@ def slices(values, indices, dense_shape=(4, 1)):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices, tf.int64), shape)
 
 
-def test_dense_tensors_add_up(evaluate):
-    tensors = [[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]]
-    summed = evaluate(lambda: reductions.sum_onto([tf.constant(t) for t in tensors], CPU_1))
-    np.testing.assert_array_equal(summed, [111.0, 222.0])
+def each(kind, *values):
+    return [kind(value) for value in values]
 
 
-def test_the_mean_of_three_divides_by_three(evaluate):
-    mean = evaluate(lambda: mean_onto([tf.constant(x) for x in (1.0, 2.0, 6.0)], CPU_1))
-    assert mean == 3.0
-
-
-def test_a_mean_of_integers_keeps_the_dtype(evaluate):
-    # 49 times 1: a product with 1/49 would round down to 0. 7 / 2 = 3.5, rounded down.
-    assert evaluate(lambda: mean_onto([tf.constant(1)] * 49, CPU_1)) == 1
-    mean = evaluate(lambda: mean_onto([tf.constant(3), tf.constant(4)], CPU_1))
-    assert (mean, mean.dtype) == (3, np.int32)
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: reductions.sum_onto(each(tf.constant, [1.0, 2.0], [10.0, 20.0]), CPU_1), [11, 22]),
+        (lambda: mean_onto(each(tf.constant, 1.0, 2.0, 6.0), CPU_1), 3.0),
+        # 49 times 1: a product with 1/49 would round down to 0. 7 / 2 = 3.5, rounded down.
+        (lambda: mean_onto([tf.constant(1)] * 49, CPU_1), 1),
+        (lambda: mean_onto(each(tf.constant, 3, 4), CPU_1), 3),
+        # 1 * 0.5 + 3 * 0.25 = 1.25
+        (
+            lambda: reductions.weighted_sum_onto(
+                each(tf.constant, 1.0, 3.0), [0.5, tf.constant(0.25)], CPU_1
+            ),
+            1.25,
+        ),
+        (
+            lambda: reductions.concat_onto(each(tf.constant, [[1]], [[2], [3]]), CPU_1),
+            [[1], [2], [3]],
+        ),
+        # 1 x 2 above 2 x 3: the result is 3 x 3.
+        (
+            lambda: tf.sparse.to_dense(
+                reductions.concat_onto(
+                    [
+                        tf.SparseTensor([[0, 1]], [7], [1, 2]),
+                        tf.SparseTensor([[1, 2]], [8], [2, 3]),
+                    ],
+                    CPU_1,
+                )
+            ),
+            [[0, 7, 0], [0, 0, 0], [0, 0, 8]],
+        ),
+        (
+            lambda: reductions.concat_onto(
+                each(tf.ragged.constant, [[1], []], [[2, 3]]), CPU_1
+            ).to_tensor(),
+            [[1, 0], [0, 0], [2, 3]],
+        ),
+    ],
+)
+def test_towers_values_come_to(evaluate, make, expected):
+    np.testing.assert_array_equal(evaluate(make), expected)
 
 
 def test_slices_stay_slices(evaluate):
@@ -64,11 +94,6 @@ def test_slices_stay_slices(evaluate):
     np.testing.assert_array_equal(shape, [4, 1])
     np.testing.assert_array_equal(mean, [[0.5], [1.5], [2.5]])
     np.testing.assert_array_equal(mean_indices, indices)
-
-
-def test_a_shape_that_one_tower_knows_is_kept():
-    summed = reductions.sum_onto([slices([[1.0]], [2], None), slices([[1.0]], [1])], CPU_1)
-    np.testing.assert_array_equal(summed.dense_shape, [4, 1])
 
 
 def test_duplicates_are_summed_once(evaluate):
@@ -96,30 +121,6 @@ def test_results_are_where_they_were_asked_for(fresh_graph):
         reductions.copy_onto(many[0], gpu),
     ):
         assert value.device == gpu
-
-
-def test_one_tensor_costs_one_copy(fresh_graph):
-    (tensor,) = [tf.constant([1.0])]
-    before = len(fresh_graph.get_operations())
-    mean_onto([tensor], CPU_1)
-    assert [op.type for op in fresh_graph.get_operations()[before:]] == ["Identity"]
-
-
-def test_no_device_leaves_the_choice_open(fresh_graph):
-    with tf.device("/device:CPU:2"):
-        assert reductions.sum_onto([tf.constant(1.0)], "").device == "/device:CPU:2"
-        assert reductions.copy_onto(tf.constant(1.0), None).device == "/device:CPU:2"
-
-
-def test_weights_are_applied(evaluate):
-    # 1 * 0.5 + 3 * 0.25 + 5 * 0.25 = 2.5
-    def make():
-        weights = [0.5, tf.constant(0.25), 0.25]
-        return reductions.weighted_sum_onto(
-            [tf.constant(x) for x in (1.0, 3.0, 5.0)], weights, CPU_1
-        )
-
-    assert evaluate(make) == 2.5
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -158,68 +159,52 @@ def test_towers_without_rows_count_for_nothing(evaluate, is_tensor):
     assert (second.shape, indices.shape) == ((0, 1), (0,))
 
 
-def test_rows_are_concatenated_in_order(evaluate):
-    joined = evaluate(
-        lambda: reductions.concat_onto(
-            [tf.constant([[b"a"]]), tf.constant([[b"b"], [b"c"]])], CPU_1
-        )
-    )
-    assert joined.tolist() == [[b"a"], [b"b"], [b"c"]]
-
-
-def test_sparse_rows_are_concatenated_to_the_widest(evaluate):
-    # 1 x 2 above 2 x 3: the result is 3 x 3.
-    def make():
-        parts = [
-            tf.SparseTensor([[0, 1]], [7], [1, 2]),
-            tf.SparseTensor([[1, 2]], [8], [2, 3]),
-        ]
-        return tf.sparse.to_dense(reductions.concat_onto(parts, CPU_1))
-
-    np.testing.assert_array_equal(evaluate(make), [[0, 7, 0], [0, 0, 0], [0, 0, 8]])
-
-
-def test_ragged_rows_are_concatenated(evaluate):
-    def make():
-        parts = [tf.ragged.constant([[1], []]), tf.ragged.constant([[2, 3]])]
-        joined = reductions.concat_onto(parts, CPU_1)
-        return joined.flat_values, joined.row_splits
-
-    values, splits = evaluate(make)
-    assert (values.tolist(), splits.tolist()) == ([1, 2, 3], [0, 1, 1, 3])
-
-
-def test_none_of_all_towers_stays_none():
+def test_one_tensor_costs_one_copy_on_the_device_that_is_open_or_named(fresh_graph):
+    tensor = tf.constant([1.0])
+    before = len(fresh_graph.get_operations())
+    mean_onto([tensor], CPU_1)
+    assert [op.type for op in fresh_graph.get_operations()[before:]] == ["Identity"]
+    with tf.device("/device:CPU:2"):
+        assert reductions.sum_onto([tensor], "").device == "/device:CPU:2"
     assert reductions.concat_onto([None, None], CPU_1) is None
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "shown"),
+    ("reduce", "make", "kind", "text"),
     [
         (
-            tf.constant,
-            lambda _: slices([[1.0]], [1]),
+            reductions.sum_onto,
+            lambda: [tf.constant([1.0]), slices([[1.0]], [1])],
+            errors.TowerMismatchError,
             "tower 1 has the kind IndexedSlices, tower 0",
         ),
-        (tf.constant, lambda x: tf.constant(x, tf.float16), "tower 1 has the dtype float16"),
-        (tf.constant, lambda x: tf.constant([*x, 1.0]), r"tower 1 has the shape \(2,\), tower 0"),
+        (
+            reductions.sum_onto,
+            lambda: [tf.constant([1.0]), tf.constant([1.0], tf.float16)],
+            errors.TowerMismatchError,
+            "tower 1 has the dtype float16",
+        ),
+        (
+            reductions.sum_onto,
+            lambda: each(tf.constant, [1.0], [1.0, 1.0]),
+            errors.TowerMismatchError,
+            r"tower 1 has the shape \(2,\), tower 0",
+        ),
+        (
+            reductions.concat_onto,
+            lambda: each(tf.zeros, [1, 2], [3, 1]),
+            errors.TowerMismatchError,
+            "tower 1 has the shape of a row",
+        ),
+        (
+            reductions.concat_onto,
+            lambda: each(tf.constant, 1.0, 2.0),
+            errors.TowerMismatchError,
+            "tower 0 returned",
+        ),
+        (reductions.sum_onto, lambda: each(tf.constant, True, True), TypeError, "cast them"),
     ],
 )
-def test_towers_that_differ_are_named(first, second, shown):
-    with pytest.raises(errors.TowerMismatchError, match=shown):
-        reductions.sum_onto([first([1.0]), second([1.0])], CPU_1)
-
-
-def test_rows_of_different_shapes_are_refused():
-    with pytest.raises(errors.TowerMismatchError, match="tower 1 has the shape of a row"):
-        reductions.concat_onto([tf.zeros([1, 2]), tf.zeros([3, 1])], CPU_1)
-
-
-def test_scalars_have_no_rows_to_join():
-    with pytest.raises(errors.TowerMismatchError, match="tower 0 returned"):
-        reductions.concat_onto([tf.constant(1.0), tf.constant(2.0)], CPU_1)
-
-
-def test_bools_have_no_sum():
-    with pytest.raises(TypeError, match="cast them"):
-        reductions.sum_onto([tf.constant(True), tf.constant(True)], CPU_1)
+def test_what_cannot_be_reduced_is_refused(reduce, make, kind, text):
+    with pytest.raises(kind, match=text):
+        reduce(make(), CPU_1)

@@ -4,7 +4,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ import pytest
 import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import verbs
-from replicate.strategy.cluster import ends, sessions, synchronous
+from replicate.strategy.cluster import synchronous
 
 pytestmark = pytest.mark.filterwarnings("ignore:To construct input pipelines")
 
@@ -161,22 +159,6 @@ def test_the_last_update_is_waited_for_by_nobody(fresh_graph):
         np.testing.assert_allclose(session.run(w), 1.0)
 
 
-def test_a_row_of_a_table_gets_the_mean_of_those_that_looked_it_up(fresh_graph):
-    """As docs/exactness.md says of TensorFlow's own accumulators of sparse gradients."""
-    made = tf1.SparseConditionalAccumulator(tf.float32)
-    brought = [
-        made.apply_grad(tf.constant(indices, tf.int64), tf.constant(values))
-        for indices, values in (([0, 1], [[2.0], [4.0]]), ([1], [[8.0]]))
-    ]
-    taken = made.take_grad(2)
-    with tf1.Session() as session:
-        session.run(brought)
-        indices, values, _ = session.run(taken)
-    # Of row 0, which one worker has, its own; of row 1 (4 + 8) / 2.
-    np.testing.assert_array_equal(indices, [0, 1])
-    np.testing.assert_array_equal(values, [[2.0], [6.0]])
-
-
 ENDING = """
 import gc, sys
 from replicate.compat.tensorflow import tf1
@@ -203,34 +185,3 @@ def test_sessions_that_are_thrown_away_let_a_process_end():
     command = [sys.executable, "-c", ENDING]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
     assert ended.returncode == 3, ended.stderr[-2000:]
-
-
-def test_a_session_that_waits_for_other_workers_is_told(fresh_graph, monkeypatch):
-    member = types.SimpleNamespace(
-        start=lambda: None,
-        cluster=types.SimpleNamespace(
-            own=types.SimpleNamespace(device="/job:worker/task:1"), is_chief=False, is_stopping=None
-        ),
-    )
-    hook = tf1.train.SessionRunHook()
-    hook.making = None
-    monkeypatch.setattr(sessions, "_Servers", lambda *_: hook)
-    told = []
-    monkeypatch.setattr(sessions.messages, "warn", lambda text, place: told.append(text))
-    spec = estimator.EstimatorSpec(
-        "train", loss=tf.constant(0.0), train_op=tf.no_op(), scaffold=tf1.train.Scaffold()
-    )
-    filtered = tf1.ConfigProto(device_filters=["/job:ps"])
-    for session_config in (filtered, None):
-        config = types.SimpleNamespace(session_config=session_config)
-        sessions.beside_servers(spec, member, "/cpu:0", config, ends.Input())
-    (text,) = told
-    assert "session of /job:worker/task:1 waits for all other workers" in text
-    assert "has no device_filters. Leave session_config out of RunConfig" in text
-
-
-def test_a_tensor_of_one_tower_is_sent_when_it_is_applied(fresh_graph):
-    variable = tf1.get_variable("v", [3], use_resource=True)
-    dense, slices = tf.ones([3]), tf.IndexedSlices(tf.ones([1]), tf.constant([2]))
-    found = [verbs.is_of_one(value) for value in (dense, slices, variable, 2.0)]
-    assert found == [True, True, False, False]

@@ -36,18 +36,6 @@ def test_python_control_flow_on_tensors_works_in_towers(strategy):
     assert found == [4.0, 23.0][: strategy.num_towers]  # 1 + 3; 2 * 10 + 3
 
 
-def test_python_control_flow_on_tensors_works_in_run(strategy):
-    @tf.function
-    def tower(x):
-        if x > 1.5:
-            return x * 10.0
-        return x
-
-    x = core.PerDevice([tf.constant(i + 1.0) for i in range(strategy.num_towers)])
-    found = [v.numpy() for v in strategy.unwrap(strategy.run(tower, (x,)))]
-    assert found == [1.0, 20.0][: strategy.num_towers]
-
-
 def test_function_given_to_run_is_traced_once(strategy):
     traced = []
 
@@ -62,13 +50,6 @@ def test_function_given_to_run_is_traced_once(strategy):
     assert len(traced) == strategy.num_towers
 
 
-def test_outside_of_a_function_nothing_is_converted():
-    def fn():
-        pass
-
-    assert conversion.as_here(fn) is fn
-
-
 def test_exception_of_any_type_keeps_its_type_out_of_a_function():
     class Unusual(Exception):
         def __init__(self, a, b):
@@ -81,13 +62,6 @@ def test_exception_of_any_type_keeps_its_type_out_of_a_function():
 
     with pytest.raises(Unusual):
         step()
-
-
-def test_every_policys_methods_are_left_as_they_are():
-    for cls in (core.MirroredStrategy, core.OneDeviceStrategy, core.MirroredVariable):
-        for function in vars(cls).values():
-            if callable(function) and hasattr(function, "__code__"):
-                assert hasattr(function, "autograph_info__")
 
 
 def test_the_innermost_function_is_found_in_what_tensorflow_gives_a_merge_call():

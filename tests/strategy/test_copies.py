@@ -7,14 +7,10 @@ import pytest
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy.variables import copies
 
 STRATEGIES = {
     "mirrored": lambda: core.MirroredStrategy(["/cpu:0", "/cpu:1"]),
     "parameter_server": lambda: core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"]),
-    "round_robin": lambda: core.LocalParameterServerStrategy(
-        ["/cpu:0", "/cpu:1"], placement="round_robin"
-    ),
     "one_device": lambda: core.OneDeviceStrategy("/cpu:0"),
 }
 
@@ -42,46 +38,17 @@ def per_tower(strategy, session, fn):
     return session.run(list(parts))
 
 
-def test_operation_of_a_later_copy_also_goes_by_the_name_of_the_first(fresh_graph, mirrored):
+def test_a_later_copys_operation_also_goes_by_the_name_of_the_first(fresh_graph, mirrored):
     with mirrored.scope():
         v = tf1.get_variable("v", [])
         other = tf1.get_variable("other", [])
-    second = v.members[1].handle.op
-    assert second.name == "tower_1/v"
+    first, second = (member.handle.op for member in v.members)
+    assert type(first.name) is str
+    assert second.name == "tower_1/v" == str(copy.deepcopy(second.name))
     assert second.name == "v"
-    assert second.name != "other"
-    assert second.name != other.members[1].handle.op.name
+    assert second.name not in ("other", other.members[1].handle.op.name)
+    assert sorted({first.name, second.name}) == ["tower_1/v", "v"]
     assert second is fresh_graph.get_operation_by_name("tower_1/v")
-
-
-def test_names_of_two_copies_stay_two_in_a_set(fresh_graph, mirrored):
-    with mirrored.scope():
-        v = tf1.get_variable("v", [])
-    names = {member.handle.op.name for member in v.members}
-    assert sorted(names) == ["tower_1/v", "v"]
-
-
-def test_name_of_a_copy_can_be_copied(fresh_graph, mirrored):
-    with mirrored.scope():
-        v = tf1.get_variable("v", [])
-    name = copy.deepcopy(v.members[1].handle.op.name)
-    assert str(name) == "tower_1/v"
-    assert name == "v"
-
-
-def test_operation_of_the_first_copy_is_left_alone(fresh_graph, mirrored):
-    with mirrored.scope():
-        v = tf1.get_variable("v", [])
-    assert type(v.op) is tf.Operation
-    assert type(v.op.name) is str
-    assert v.op.name != "tower_1/v"
-
-
-def test_copies_of_no_graph_have_no_operations(mirrored):
-    with mirrored.scope():
-        v = tf.Variable(1.0)
-    copies.name_after_first(v.members)
-    assert len(v.members) == 2
 
 
 def test_custom_gradient_differentiates_with_respect_to_the_variable(strategy, session):
@@ -218,54 +185,8 @@ def test_variable_made_in_a_function_is_one_variable(strategy, session):
     expected = [[9.0, 9.0, 6.0], [18.0, 9.0, 12.0]][: strategy.num_towers]
     np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
     assert all(module.w is modules[0].w for module in modules)
-
-
-def test_variable_made_in_a_function_is_listed_as_global_alone(strategy, session):
-    listed = []
-
-    def tower():
-        module = Made([3.0])
-        y = module(tf.constant([1.0]))
-        keys = tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.TRAINABLE_VARIABLES
-        listed.append([[v is module.w for v in tf1.get_collection(key)] for key in keys])
-        return y
-
-    per_tower(strategy, session, tower)
-    assert listed == [[[True], []]] * strategy.num_towers
-
-
-def test_copies_made_in_a_function_start_from_the_same_random_value(session, mirrored):
-    def tower():
-        module = Made(lambda: tf.random.normal([3]))
-        module(tf.zeros([3]))
-        return module.w
-
-    with mirrored.scope():
-        w = mirrored.call_for_each_tower(tower)
-    session.run(tf1.global_variables_initializer())
-    first, second = session.run([member.value() for member in w.members])
-    np.testing.assert_array_equal(first, second)
-    assert w.members[1].device == "/device:CPU:1"
-    assert w.members[1].name == "tower_1/w:0"
-
-
-def test_initializer_asked_for_in_a_function_is_the_graphs(fresh_graph, mirrored):
-    found = []
-
-    def tower():
-        module = Made([3.0])
-
-        @tf.function
-        def run(x):
-            y = module(x)
-            found.append(module.w.initializer)
-            return y
-
-        return run(tf.constant([1.0]))
-
-    with mirrored.scope():
-        mirrored.call_for_each_tower(tower)
-    assert {op.graph for op in found} == {fresh_graph}
+    assert [v is modules[0].w for v in tf1.global_variables()] == [True]
+    assert not tf1.trainable_variables()
 
 
 def test_a_scatter_gives_the_new_value(session, mirrored):
@@ -274,13 +195,3 @@ def test_a_scatter_gives_the_new_value(session, mirrored):
         found = v.scatter_add(tf.IndexedSlices(tf.constant([10.0]), tf.constant([1])))
     session.run(tf1.global_variables_initializer())
     assert session.run(found).tolist() == [1.0, 12.0]
-
-
-def test_an_increment_reads_nothing(fresh_graph, mirrored):
-    with mirrored.scope():
-        v = tf1.get_variable("v", initializer=1.0)
-        before = len(fresh_graph.get_operations())
-        core.increment_var(v)
-    kinds = [op.type for op in fresh_graph.get_operations()[before:]]
-    assert kinds.count("AssignAddVariableOp") == 2
-    assert "ReadVariableOp" not in kinds

@@ -1,16 +1,15 @@
 """Copies of a variable, made on their devices."""
 
+import contextlib
 import copy
 import operator
 import pickle
-import types
 
 import numpy as np
 import pytest
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy.variables import creation
 
 ON_READ = tf.VariableSynchronization.ON_READ
 SUM = tf.VariableAggregation.SUM
@@ -27,12 +26,6 @@ def test_copies_start_from_the_same_random_value(session, mirrored):
     session.run(tf1.global_variables_initializer())
     first, second = session.run([member.value() for member in v.members])
     np.testing.assert_array_equal(first, second)
-
-
-def test_eager_copies_start_from_the_same_random_value(mirrored):
-    with mirrored.scope():
-        v = tf.Variable(lambda: tf.random.normal([3]))
-    np.testing.assert_array_equal(v.members[0].numpy(), v.members[1].numpy())
 
 
 def test_later_copies_have_the_towers_prefix(fresh_graph, mirrored):
@@ -64,49 +57,25 @@ def test_parameter_server_keeps_one_copy_unless_towers_aggregate(fresh_graph):
     assert [m.device[-1] for m in local.members] == ["0", "1"]
 
 
-def test_round_robin_goes_over_the_worker_devices(fresh_graph):
-    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="round_robin")
-    with strategy.scope():
-        made = [tf1.get_variable(f"v{i}", [3]) for i in range(4)]
-    assert [v.device[-1] for v in made] == ["0", "1", "0", "1"]
+SIZES = [8, 2, 2, 2, 4]
 
 
-def test_balanced_goes_by_bytes(fresh_graph):
-    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="balanced")
-    with strategy.scope():
-        made = [tf1.get_variable(f"v{i}", [size]) for i, size in enumerate([8, 2, 2, 2, 4])]
-    # Floats on each device: 8|0, 8|2, 8|4, 8|6, 8|10.
-    assert [v.device[-1] for v in made] == ["0", "1", "1", "1", "1"]
-
-
-def test_eager_variables_are_placed_as_in_a_graph():
-    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="round_robin")
-    with strategy.scope():
-        made = [tf.Variable(1.0) for _ in range(4)]
-    assert [v.device[-1] for v in made] == ["0", "1", "0", "1"]
-
-
-@pytest.mark.parametrize("placement", ["round_robin", "balanced"])
-def test_each_graph_is_placed_as_if_it_were_the_first(placement):
+@pytest.mark.parametrize("is_called", [None, False, True], ids=["graph", "eager", "called"])
+@pytest.mark.parametrize(
+    ("placement", "places"),
+    # Floats on each device, balanced: 8|0, 8|2, 8|4, 8|6, 8|10.
+    [("round_robin", "01010"), ("balanced", "01111")],
+)
+def test_variables_take_turns_or_are_balanced_by_bytes(placement, places, is_called):
     strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement=placement)
-    for _ in range(2):
-        with tf.Graph().as_default(), strategy.scope():
-            made = [tf1.get_variable(f"v{i}", [3]) for i in range(3)]
-        assert [v.device[-1] for v in made] == ["0", "1", "0"]
-
-
-@pytest.mark.parametrize("dtype", [None, tf.float32])
-@pytest.mark.parametrize("is_called", [False, True])
-def test_eager_variables_are_balanced_by_bytes(is_called, dtype):
-    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="balanced")
-    starts = [tf.zeros([8]), tf.zeros([2]), [0.0, 0.0], tf.zeros([2]), tf.zeros([4])]
-    with strategy.scope():
-        made = [
-            tf.Variable((lambda s=start: s) if is_called else start, dtype=dtype)
-            for start in starts
-        ]
-    # Floats on each device: 8|0, 8|2, 8|4, 8|6, 8|10.
-    assert [v.device[-1] for v in made] == ["0", "1", "1", "1", "1"]
+    for _ in range(2 if is_called is None else 1):  # each graph is placed as if it were the first
+        with contextlib.ExitStack() as entered:
+            if is_called is None:
+                entered.enter_context(tf.Graph().as_default())
+            entered.enter_context(strategy.scope())
+            starts = [tf.zeros([size]) for size in SIZES]
+            made = [tf.Variable((lambda s=s: s) if is_called else s) for s in starts]
+        assert "".join(v.device[-1] for v in made) == places
 
 
 def test_an_initial_value_that_is_called_is_called_once():
@@ -172,12 +141,6 @@ def test_getter_of_the_user_still_runs(fresh_graph, mirrored):
     assert asked == ["a/v"]
 
 
-def test_partitioner_of_a_scope_is_turned_off(fresh_graph, mirrored):
-    partitioner = tf1.fixed_size_partitioner(2)
-    with mirrored.scope(), tf1.variable_scope("a", partitioner=partitioner):
-        assert tf1.get_variable("v", [4]).shape == [4]
-
-
 @pytest.mark.parametrize("change", ["iadd", "isub", "imul", "itruediv", "ipow"])
 @pytest.mark.parametrize("synchronization", [ON_READ, tf.VariableSynchronization.AUTO])
 def test_a_variable_is_not_changed_in_place(fresh_graph, mirrored, change, synchronization):
@@ -191,24 +154,3 @@ def test_a_variable_is_not_changed_in_place(fresh_graph, mirrored, change, synch
             with pytest.raises(RuntimeError, match=r"v:0.*assign_add"):
                 call(lambda: getattr(operator, change)(v, 2.0))
     assert tf.is_tensor(plain.values[0])
-
-
-@pytest.mark.parametrize(
-    ("shape", "parts", "is_of_one_batch", "is_left"),
-    [
-        ([2, 3], 1, True, True),
-        ([2, 3], 2, True, False),
-        ([None, 3], 1, True, False),
-        ([], 2, True, True),
-        ([2, 3], 1, False, False),
-        ([2, 3], 1, None, False),
-    ],
-)
-def test_a_partitioner_of_one_part_leaves_a_variable_whole(
-    monkeypatch, shape, parts, is_of_one_batch, is_left
-):
-    share = object() if is_of_one_batch else None
-    mode = types.SimpleNamespace(tower=None if is_of_one_batch is None else "tower", share=share)
-    monkeypatch.setattr(creation.context, "current", lambda: mode)
-    found = creation._leaves_whole(lambda shape, dtype: [parts, 1], {"shape": shape})
-    assert found is is_left

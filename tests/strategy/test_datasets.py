@@ -4,7 +4,6 @@ import collections
 
 import pytest
 
-from replicate import errors
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
@@ -16,19 +15,6 @@ TEXT = r"a scalar has no rows.*Call\s+batch\(\)"
 
 def scalars(count):
     return lambda: tf.data.Dataset.range(count)
-
-
-def test_scalars_that_divide_are_given_out():
-    strategy = core.MirroredStrategy(TWO)
-    found = [strategy.unwrap(element) for element in strategy.distribute_dataset(scalars(4))]
-    assert [[part.numpy() for part in parts] for parts in found] == [[0, 1], [2, 3]]
-
-
-def test_no_scalar_is_made_up_at_an_uneven_end():
-    iterator = iter(core.MirroredStrategy(TWO).distribute_dataset(scalars(3)))
-    next(iterator)
-    with pytest.raises(errors.BatchError, match=TEXT):
-        next(iterator)
 
 
 # TensorFlow's own iterator over several devices asks a dataset for its options.
@@ -62,11 +48,6 @@ def test_batches_end_in_zero_rows(session):
     element = strategy.unwrap(tf1.data.make_one_shot_iterator(dataset).get_next())
     session.run(element)
     assert [part.tolist() for part in session.run(element)] == [[2], []]
-
-
-def test_a_distributed_dataset_tells_what_its_elements_are():
-    dataset = core.MirroredStrategy(TWO).distribute_dataset(scalars(4))
-    assert dataset.element_spec == tf.TensorSpec([], tf.int64)
 
 
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")

@@ -117,32 +117,6 @@ def test_a_function_in_towers_is_traced_anew_as_it_says():
     assert shapes_traced() == [[n] for n in (2, 3, 4) for _ in range(4)]
 
 
-def test_a_method_in_towers_has_its_own_signature():
-    strategy, seen = core.MirroredStrategy(["/cpu:0", "/cpu:1"]), []
-
-    class Adder:
-        @tf.function(input_signature=[{"x": tf.TensorSpec([None])}, tf.TensorSpec([])])
-        def add(self, features, y):
-            seen.append(features["x"].shape.as_list())
-            return features["x"] + y
-
-    adder = Adder()
-    for length in (1, 2):
-        shards = core.PerDevice([tf.ones([length]), tf.zeros([length])], strategy.worker_devices)
-        found = strategy.unwrap(strategy.run(adder.add, ({"x": shards}, 2)))
-        assert [part.numpy().tolist() for part in found] == [[3.0] * length, [2.0] * length]
-    assert seen == [[None], [None]]
-
-
-def test_what_does_not_fit_a_functions_signature_is_refused_as_on_one_device():
-    strategy = core.MirroredStrategy(["/cpu:0", "/cpu:1"])
-    double = tf.function(lambda x: 2.0 * x, input_signature=[tf.TensorSpec([2])])
-    shards = core.PerDevice([tf.ones([3]), tf.ones([3])], strategy.worker_devices)
-    for run, x in ((double, tf.ones([3])), (lambda x: strategy.run(double, (x,)), shards)):
-        with pytest.raises((TypeError, ValueError)):
-            run(x)
-
-
 @pytest.mark.parametrize("makes", [core.MirroredStrategy, core.LocalParameterServerStrategy])
 def test_a_function_of_a_graph_enters_the_scope_by_itself(makes):
     strategy = makes(["/cpu:0", "/cpu:1"])

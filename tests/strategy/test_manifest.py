@@ -88,12 +88,9 @@ def lines_of(make, *args, batch=4, towers=1, resources=True):
     ("make", "first", "second"),
     [
         (descend, [0.1], [0.2]),
-        (ByHand, [0.1], [0.2]),
-        (warmed_up, [0.1], [0.2]),
         (warmed_up, [0.1, 10], [0.1, 99]),
         (weight_decay.AdamW, [0.1], [0.2]),
         (weight_decay.LAMB, [0.1, 0.9], [0.1, 0.8]),
-        (piecewise, [10], [99]),
         (piecewise, [10, 0.01], [10, 0.02]),
         (polynomial, [10], [99]),
         (momentum, [False], [True]),

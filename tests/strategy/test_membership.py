@@ -88,13 +88,6 @@ def test_an_error_says_that_all_answer():
     assert f"All still answer (worker:1 ({one}), worker:2 ({two}))" in found
 
 
-def test_of_several_errors_the_first_is_told():
-    text = "Graph execution error:\n\n2 root error(s) found.\n  (0) DEADLINE_EXCEEDED: too late\n"
-    member = three("nowhere:1", "nowhere:2")
-    found = member.lost(ValueError(text), member.cluster.others)
-    assert "TensorFlow says: '(0) DEADLINE_EXCEEDED: too late'" in str(found)
-
-
 def test_who_is_asked_to_stop_waits_for_nobody():
     lost = gone()
     with listening() as address, pytest.raises(errors.ClusterError, match="was stopped, and wor"):
@@ -165,16 +158,6 @@ def test_where_workers_meet_any_error_is_a_lost_worker(node, kind, becomes):
     assert becomes is None or "runs another step, as by a session.run" in str(raised.value)
 
 
-def test_somebody_who_listens_is_found(monkeypatch):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert not membership.is_there(address)
-        listener.listen()
-        monkeypatch.setattr(membership, "_ANSWER", 0.1)
-        assert membership.is_there(address)
-
-
 def with_servers(address, timeout=600.0, is_stopping=None):
     """The chief of a cluster with a parameter server."""
     jobs = {"chief": ["a:1"], "ps": [address]}
@@ -209,25 +192,3 @@ def test_waiting_says_so(caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "replicate"):
         with_servers("p:1", 60).wait_until(lambda: next(answers))
     assert "chief:0 waits for the chief, for" in caplog.text
-
-
-def test_a_server_listens_until_somebody_ends_it(monkeypatch, caplog):
-    def sleep(seconds):
-        raise KeyboardInterrupt
-
-    listening = []
-    monkeypatch.setattr(membership, "time", types.SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(
-        membership.Membership, "listen", lambda self: listening.append(self.cluster.name)
-    )
-    own = cluster.of(
-        {"cluster": {"chief": ["a:1"], "ps": ["p:2"]}, "task": {"type": "ps", "index": 0}}
-    )
-    with caplog.at_level(logging.INFO, "replicate"), pytest.raises(KeyboardInterrupt):
-        membership.serve(own)
-    assert listening == ["ps:0"]
-    assert "ps:0 keeps variables, and ends when it is ended" in caplog.text
-
-
-def test_among_no_tasks_none_is_silent():
-    assert membership.silent([]) == []

@@ -51,14 +51,6 @@ def test_who_is_awaited_in_vain_at_the_start_is_named():
             tf1.train.MonitoredSession(creator)
 
 
-def test_a_worker_that_cannot_tell_that_it_ends_runs_nothing_more(fresh_graph):
-    def run(*_):
-        raise AssertionError("nothing is to be run")
-
-    watch = sessions._Workers(None, ends.Input(), None, None)
-    watch.end(types.SimpleNamespace(run=run))
-
-
 @pytest.mark.parametrize("is_meeting", [False, True])
 def test_a_worker_that_ends_tells_the_others_first(fresh_graph, is_meeting):
     runs = []
@@ -73,14 +65,6 @@ def test_a_worker_that_ends_tells_the_others_first(fresh_graph, is_meeting):
     watch.before_run(None)  # the step has failed: who is in it tells nobody
     watch.end(session)
     assert runs == ([("meeting",)] if is_meeting else [])
-
-
-@pytest.mark.parametrize(("is_chief", "is_stopping"), [(True, True), (False, True), (False, False)])
-def test_a_worker_asks_in_each_step_whether_the_chief_has_ended(is_chief, is_stopping):
-    stopping = (lambda: False) if is_stopping else None
-    own = types.SimpleNamespace(_is_chief=is_chief, _is_stopping=stopping, _is_over="is over")
-    asked = sessions._Servers.before_run(own, None)
-    assert asked.fetches == ("is over" if is_stopping and not is_chief else None)
 
 
 @pytest.mark.parametrize("job", ["chief", "worker"])

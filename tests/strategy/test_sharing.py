@@ -33,11 +33,6 @@ def test_numbers_and_prefixes_that_tensorflow_adds_do_not_matter():
     assert log.find(1, request("tower_1/loss/average")) == "variable loss/average"
 
 
-def test_same_name_comes_before_one_that_differs_by_its_number():
-    log = made("v_1", "v")
-    assert log.find(1, request("v")) == "variable v"
-
-
 def test_unnamed_variables_go_by_order():
     log = made(None, None)
     first, second = (log.find(1, request(None)) for _ in range(2))

@@ -71,9 +71,20 @@ def test_different_structures_are_refused(second, said):
         values.regroup([{"a": 1}, second])
 
 
-def test_lists_of_different_lengths_are_refused():
-    with pytest.raises(errors.TowerMismatchError, match="tower 2 gave 2 where tower 0 gave 1"):
-        values.regroup([[1], [1], [1, 2]])
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: values.regroup([[1], [1], [1, 2]]), ValueError, "tower 2 gave 2 where tower 0"),
+        (lambda: values.PerDevice([1, 2]).get(), ValueError, r"one value per device.*\.unwrap"),
+        (lambda: values.PerDevice([]), ValueError, "needs at least one value, got none"),
+        (lambda: values.Mirrored([1, 2], ["/cpu:0"]), ValueError, "2 values and 1 devices"),
+        (lambda: values.Mirrored({"/cpu:0": 1, "CPU:0": 2}), ValueError, "Name each device once"),
+        (lambda: pickle.dumps(values.PerDevice([1, 2])), TypeError, "cannot be pickled.*unwrap"),
+    ],
+)
+def test_what_is_no_value_of_devices_is_refused(make, kind, text):
+    with pytest.raises(kind, match=text):
+        make()
 
 
 def test_value_of_a_device():
@@ -87,26 +98,6 @@ def test_value_of_the_running_update():
     value = values.Mirrored([1, 2], DEVICES)
     with context.entered(context.Mode("s", update_device=DEVICES[1])):
         assert value.get() == 2
-
-
-def test_value_needs_a_device_where_there_is_none():
-    with pytest.raises(ValueError, match=r"one value per device.*strategy\.unwrap"):
-        values.PerDevice([1, 2]).get()
-
-
-def test_no_values_are_refused():
-    with pytest.raises(ValueError, match="PerDevice needs at least one value, got none"):
-        values.PerDevice([])
-
-
-def test_devices_and_values_agree_in_number():
-    with pytest.raises(ValueError, match="2 values and 1 devices"):
-        values.Mirrored([1, 2], ["/cpu:0"])
-
-
-def test_values_are_not_pickled():
-    with pytest.raises(TypeError, match=r"cannot be pickled.*unwrap"):
-        pickle.dumps(values.PerDevice([1, 2]))
 
 
 def test_single_value_serves_every_tower_and_copy():
@@ -155,15 +146,6 @@ def test_devices_are_the_same_in_every_spelling(kind, spelling):
     assert values.select_device("/device:CPU:0", 0, held) == "zero"
     assert values.select_tower(0, held, DEVICES) == "zero"
     assert kind(["zero", "one"], ["/cpu:0", spelling]).get("/CPU:1") == "one"
-
-
-def test_two_spellings_of_one_device_are_refused():
-    with pytest.raises(ValueError, match=r"one value for each device.*Name each device once"):
-        values.Mirrored({"/cpu:0": 1, "/device:CPU:0": 2})
-
-
-def test_a_value_for_all_is_every_devices():
-    assert values.PerDevice([3], DEVICES[:1]).get("/device:CPU:7") == 3
 
 
 def test_sequences_of_other_classes_become_plain_ones():
