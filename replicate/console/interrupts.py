@@ -12,6 +12,8 @@ INTERRUPTED = 130  # the exit code, as shells have it
 AT_ONCE = "interrupted"
 _MEANINGS: dict[int, str] = {signal.SIGINT: AT_ONCE, signal.SIGTERM: "terminated"}
 STOPPING = "stopping after this step; a second Ctrl-C stops at once, without saving"
+LAST_DEEDS: list[Callable[[], None]] = []
+"""What is done before a signal ends the process at once."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -30,6 +32,7 @@ def at_once() -> Iterator[None]:
         leave.callback(os.close, shown)
 
         def end(number: int, frame: FrameType | None) -> None:
+            _do_last()
             with contextlib.suppress(OSError):
                 text = f"\n{AT_ONCE}\n" if os.isatty(shown) else f"{AT_ONCE}\n"
                 os.write(shown, text.encode())
@@ -38,6 +41,11 @@ def at_once() -> Iterator[None]:
         for number in _heeded():
             leave.callback(signal.signal, number, signal.signal(number, end))
         yield
+
+
+def _do_last() -> None:
+    for deed in list(LAST_DEEDS):
+        deed()
 
 
 @contextlib.contextmanager
@@ -122,6 +130,7 @@ class StopRequest:
                     continue
                 if self.requested:
                     self._before_leaving()
+                    _do_last()
                     os._exit(INTERRUPTED)
                 self.requested = True
                 with contextlib.suppress(OSError):  # the terminal may be gone

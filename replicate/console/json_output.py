@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-from replicate.console import messages, streams
+from replicate.console import streams
 
 STEP = "global_step"
 
@@ -21,20 +21,25 @@ def alone() -> Iterator[TextIO]:
 
     So neither a model_fn's prints nor native code get into a document that a machine reads.
     """
-    if not streams.is_own(sys.stdout, 1):
+    try:
+        is_own = sys.stdout.fileno() == 1
+    except (OSError, ValueError):
+        is_own = False
+    if not is_own:
         shown = sys.stdout
         with contextlib.redirect_stdout(sys.stderr):
             yield shown
         return
     encoding, unknown = sys.stdout.encoding, sys.stdout.errors
-    with messages.redirected(1, 2) as number:
+    with streams.redirected(1, 2) as number:
         with open(number, "w", encoding=encoding, errors=unknown, closefd=False) as shown:
             yield shown
 
 
 def write(value: Json, file: TextIO) -> None:
     """Writes plain data as one line of JSON."""
-    file.write(json.dumps(value, allow_nan=False, ensure_ascii=False) + "\n")
+    is_ascii = not streams.is_unicode(file)
+    file.write(json.dumps(value, allow_nan=False, ensure_ascii=is_ascii) + "\n")
     file.flush()
 
 

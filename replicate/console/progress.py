@@ -1,21 +1,18 @@
-"""How long work shows where it is: a bar on a terminal, plain lines elsewhere."""
+"""How far long work is: a bar in the last rows of a terminal, plain lines elsewhere."""
 
-import contextlib
 import math
+import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
 
-from rich import console as rich_console
-from rich import progress as rich_progress
-from rich import text as rich_text
-
-from replicate.console import messages, screen, streams
+from replicate.console import interrupts, messages, streams
 
 _LEAST_BAR = 8  # columns
 _REMEMBERED = 50  # updates over which the speed is taken
-_TOLD_EVERY = 0.1  # seconds
+_SHOWN_EVERY = 0.1  # seconds
 _LINE_EVERY = 10.0  # seconds
 
 
@@ -32,12 +29,21 @@ class Bar(NamedTuple):
     label: str
     done: int
     total: int | None
-    notes: tuple[str, ...]
+    notes: Sequence[str] = ("",)
 
     @property
     def units(self) -> str:
         """The units done, of all where that is known."""
         return f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
+
+    def row(self, columns: int) -> str:
+        """Returns the row of a terminal that shows it."""
+        room = columns - _LEAST_BAR - len(f"{self.label} {self.units}   ")
+        note = next((note for note in self.notes if len(note) <= room), "")
+        end = f"{self.units}  {note}".rstrip()
+        width = columns - len(f"{self.label} {end} ")
+        full = width * self.done // self.total if self.total else 0
+        return f"{self.label} {'#' * full}{'.' * (width - full)} {end}"
 
 
 class Display:
@@ -45,10 +51,10 @@ class Display:
 
     Args:
         quiet: Whether to show nothing at all.
-        console: A rich console; else one on stderr.
+        file: A stream in place of stderr.
         tell: Gets messages for a launcher, which shows the bars of several processes:
             `{"state": what this process does}`, `{"line": a line of progress that was shown}`,
-            `{"task": a number, "bar": a Bar}` and, once that task has ended, `{"task": a number}`.
+            `{"task": 0, "bar": a Bar}` and, once there is none any more, `{"task": 0}`.
 
     Attributes:
         quiet: See the argument.
@@ -58,36 +64,33 @@ class Display:
     def __init__(
         self,
         quiet: bool = False,
-        console: rich_console.Console | None = None,
+        file: TextIO | None = None,
         tell: Callable[[Mapping[str, Any]], None] = lambda told: None,
     ):
-        self.quiet = quiet
+        self._file = sys.stderr if file is None else file
+        self.quiet = quiet or self._file is None
         self.tell = tell
-        self._console = console or _Console(stderr=True, highlight=False)
-        self._is_on_stderr = console is None
-        self._bars: _Bars | None = None
+        self._rows: _Rows | None = None
+        self._bars: dict[Hashable, Bar] = {}
+        self._status = ""
         self._tasks: list[Task] = []
-        self._leave = contextlib.ExitStack()
 
     def __enter__(self) -> "Display":
-        if self.quiet or not self._console.is_terminal or self._console.is_dumb_terminal:
-            return self
-        numbers = screen.terminals() if self._is_on_stderr else []
-        if 2 in numbers:
-            self._leave.callback(setattr, self, "_console", self._console)
-            capture = self._leave.enter_context(screen.Capture(numbers, self._show_line))
-            self._console = rich_console.Console(file=capture.terminal, highlight=False)
-        self._bars = self._leave.enter_context(_Bars(self._console))
+        if not self.quiet and streams.is_terminal(self._file):
+            self._rows = _Rows(self._file)
+            interrupts.LAST_DEEDS.append(self._rows.close)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._leave.close()
-        self._bars = None
+        if self._rows is not None:
+            interrupts.LAST_DEEDS.remove(self._rows.close)
+            self._rows.close()
+            self._rows = None
 
     @property
     def has_bars(self) -> bool:
         """Whether tasks are bars, and not lines."""
-        return self._bars is not None
+        return self._rows is not None
 
     def state(self, text: str) -> None:
         """Tells a launcher what this process does."""
@@ -95,20 +98,13 @@ class Display:
 
     def status(self, text: str) -> None:
         """Shows a line below the bars in place of the one before; an empty text: none."""
-        if self._bars is not None:
-            self._bars.tell(text)
+        self._status = text
+        self._draw()
 
     def say(self, text: str) -> None:
-        """Shows a remark, above the bars; that nobody reads it any more ends no work."""
+        """Shows a remark; that nobody reads it any more ends no work."""
         if not self.quiet:
-            with contextlib.suppress(OSError):
-                if self._console.is_terminal:
-                    text = messages.at_words(text, self._console.width)
-                self._console.print(text, markup=False, soft_wrap=True)
-
-    def _show_line(self, line: str) -> None:
-        with contextlib.suppress(OSError):
-            self._console.print(rich_text.Text.from_ansi(line), soft_wrap=True)
+            streams.write(f"{messages.for_stream(text, self._file)}\n", self._file)
 
     def task(
         self,
@@ -129,20 +125,21 @@ class Display:
                 them multiples of this, one in ten seconds at most. None: one in ten seconds.
             unit: What is counted.
         """
-        made = Task(self, Bar(label, start, total, ("",)), every, unit)
-        made.show()
-        if self._tasks:
-            self._tasks[-1].hide()
+        made = Task(self, Bar(label, start, total), every, unit)
         self._tasks.append(made)
+        self.show_task()
         return made
 
     def end(self, task: "Task") -> None:
         """Ends a task; its bar goes away, and that of the one that waited comes back."""
-        is_shown = self._tasks[-1:] == [task]
         self._tasks = [one for one in self._tasks if one is not task]
-        if is_shown and self._tasks:
-            self._tasks[-1].show()
-        task.hide()
+        self.show_task()
+
+    def show_task(self) -> None:
+        """Shows the newest task, here and where a launcher shows it."""
+        bar = self._tasks[-1].bar if self._tasks else None
+        self.tell({"task": 0} if bar is None else {"task": 0, "bar": bar})
+        self.show(None, bar)
 
     def show(self, key: Hashable, bar: Bar | None) -> None:
         """Shows a bar, if there are bars.
@@ -151,84 +148,75 @@ class Display:
             key: Which one; a new one is added below the others.
             bar: What to show; None: it goes away.
         """
-        if self._bars is not None:
-            self._bars.show(key, bar)
-
-
-class _Console(rich_console.Console):
-    """A console whose reader may leave, as `head` does: that ends no work either."""
-
-    def on_broken_pipe(self) -> None:
-        """See base class, which ends the process."""
-        self.quiet = True
-        streams.discard(self.file.fileno())  # else the rest fails again when the process ends
-
-
-class _Bars(rich_progress.Progress):
-    """Bars with a line below them."""
-
-    def __init__(self, console: rich_console.Console):
-        self._status = ""
-        self._numbers: dict[Hashable, rich_progress.TaskID] = {}
-        super().__init__(
-            rich_progress.TextColumn("{task.description}"),
-            rich_progress.BarColumn(bar_width=None),
-            rich_progress.TextColumn("{task.fields[text]}"),
-            console=console,
-            expand=True,
-            transient=True,  # whatever ends them, Ctrl-C too
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-
-    def get_renderables(self) -> Iterator[rich_console.RenderableType]:
-        """See base class."""
-        yield from super().get_renderables()
-        if self._status:
-            yield rich_text.Text(self._status, no_wrap=True, overflow="ellipsis")
-
-    def show(self, key: Hashable, bar: Bar | None) -> None:
-        """Adds, changes or removes a bar; see `Display.show`."""
-        if bar is None:
-            if key in self._numbers:
-                self.remove_task(self._numbers.pop(key))
-            self._start_or_stop()
-            return
-        if key not in self._numbers:
-            self._numbers[key] = self.add_task(bar.label, total=None, text="")
-            self._start_or_stop()
-        total = bar.total if bar.done else None  # nobody knows how far: it pulses
-        room = self.console.width - _LEAST_BAR - len(f"{bar.label}  {bar.units}  ")
-        note = next((note for note in bar.notes if len(note) <= room), "")
-        text = f"{bar.units}  {note}"
-        self.update(self._numbers[key], completed=bar.done, total=total, text=text)
-
-    def tell(self, status: str) -> None:
-        """Changes the line below the bars; see `Display.status`."""
-        self._status = status
-        self._start_or_stop()
-
-    def _start_or_stop(self) -> None:
-        """Draws while there is something: of nothing a terminal's log gets ten lines a second."""
-        if self._numbers or self._status:
-            self.start()
+        if bar is not None:
+            self._bars[key] = bar
         else:
-            self.stop()
+            self._bars.pop(key, None)
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._rows is not None:
+            columns = streams.size(self._file).columns - 1  # the last one would begin a new row
+            rows = [bar.row(columns) for bar in self._bars.values()]
+            self._rows.show([*rows, *([self._status[:columns]] if self._status else [])])
+
+
+class _Rows:
+    """The last rows of a terminal, below those that scroll.
+
+    So what others write, native code and other processes too, stays in whole lines, and goes to
+    the terminal by itself.
+
+    Args:
+        file: The terminal.
+    """
+
+    def __init__(self, file: TextIO):
+        self._file = file
+        self._shape = (0, 0)  # rows, and all that the terminal had
+        self._lock = threading.RLock()
+
+    def show(self, rows: Sequence[str]) -> None:
+        """Shows some rows in place of those that there are."""
+        height = streams.size(self._file).lines
+        rows = rows[: max(height - 2, 0)]
+        top = height - len(rows)
+        with self._lock:
+            before, _ = self._shape
+            text = ""
+            if self._shape != (len(rows), height) and (rows or before):
+                more = max(len(rows) - before, 0)
+                room = "\033D" * more + (f"\033[{more}A" if more else "")  # below the cursor
+                old = f"\033[{height - before + 1};1H\033[J" if before else ""
+                text = f"{room}\0337{old}\033[{f'1;{top}' if rows else ''}r\0338"
+            for place, row in enumerate(rows, top + 1):
+                text += f"\0337\033[{place};1H\033[2K{row}\0338"
+            self._shape = len(rows), height
+            if text:
+                streams.write(text, self._file)
+
+    def close(self) -> None:
+        """Lets the rows go; all of the terminal scrolls again."""
+        self.show([])
 
 
 class Task:
-    """One piece of long work; made by `Display.task`."""
+    """One piece of long work; made by `Display.task`.
+
+    Attributes:
+        bar: What is shown of it.
+    """
 
     def __init__(self, display: Display, bar: Bar, every: int | None, unit: str):
+        self.bar = bar
         self._display = display
-        self._bar = bar
         self._every = every or 1
         self._unit = unit
         self._times: deque[tuple[float, int, int]] = deque(maxlen=_REMEMBERED)
         self._first: tuple[float, int] | None = None  # when the first update came, and with what
         self._examples = 0
         self._loss = ""
-        self._told = -math.inf
+        self._shown_at = -math.inf
         self._has_ends = every is not None  # a line for the first unit and the last
         self._line_at = -math.inf if self._has_ends else time.monotonic()
         self._in_line = bar.done
@@ -247,21 +235,20 @@ class Task:
         self._first = self._first or (now, done)
         if loss is not None:
             self._loss = f"loss {loss:.4g}"
-        is_multiple = done // self._every > self._bar.done // self._every
-        self._bar = self._bar._replace(done=done, notes=self._notes(done))
-        self._display.show(self, self._bar)
-        if now - self._told > _TOLD_EVERY or done == self._bar.total:
-            self._told = now
-            self._display.tell({"task": id(self), "bar": self._bar})
+        is_multiple = done // self._every > self.bar.done // self._every
+        self.bar = self.bar._replace(done=done, notes=self._notes(done))
+        if now - self._shown_at > _SHOWN_EVERY or done == self.bar.total:
+            self._shown_at = now
+            self._display.show_task()
         is_due = is_multiple or (done > self._in_line and self._line_at == -math.inf)
         if is_due and now - self._line_at >= _LINE_EVERY:
             self._line_at = now
             self._show_line()
 
     def _show_line(self) -> None:
-        self._in_line = self._bar.done
         if not self._display.has_bars:
-            line = f"{self._bar.label} {self._bar.units}  {self._bar.notes[0]}".rstrip()
+            self._in_line = self.bar.done
+            line = f"{self.bar.label} {self.bar.units}  {self.bar.notes[0]}".rstrip()
             self._display.tell({"line": line})
             self._display.say(line)
 
@@ -272,18 +259,7 @@ class Task:
 
     def end_at(self, total: int) -> None:
         """Says where the task ends, where that was not known at its beginning."""
-        self._bar = self._bar._replace(total=total)
-        self._display.show(self, self._bar)
-
-    def show(self) -> None:
-        """Shows the bar."""
-        self._display.tell({"task": id(self), "bar": self._bar})
-        self._display.show(self, self._bar)
-
-    def hide(self) -> None:
-        """Lets the bar go away."""
-        self._display.tell({"task": id(self)})
-        self._display.show(self, None)
+        self.bar = self.bar._replace(total=total)
 
     def pause(self) -> None:
         """Leaves the time until the next update out of the speed."""
@@ -291,7 +267,7 @@ class Task:
 
     def finish(self) -> None:
         """Ends the task; its bar goes away."""
-        if self._has_ends and self._bar.done != self._in_line:
+        if self._has_ends and self.bar.done != self._in_line:
             self._show_line()
         self._display.end(self)
 
@@ -302,17 +278,15 @@ class Task:
             (first_time, *first), (last_time, *last) = self._times[0], self._times[-1]
             seconds = max(last_time - first_time, 1e-9)
             units, examples = [(b - a) / seconds for a, b in zip(first, last, strict=True)]
-            speed = _examples(examples) if examples else f"{units:.1f} {self._unit}/s"
-            if self._bar.total is not None and units > 0:
+            speed = f"{units:.1f} {self._unit}/s"
+            if examples:
+                speed = f"{examples:,.{0 if examples >= 10 else 1}f} examples/s"
+            if self.bar.total is not None and units > 0:
                 began, begun = self._first
                 pace = (last_time - began) / (done - begun)  # evaluations take their time as well
-                left = f"{clock((self._bar.total - done) * pace)} left"
+                left = f"{clock((self.bar.total - done) * pace)} left"
         choices = (self._loss, speed, left), (self._loss, left), (left,)
         return tuple("  ".join(filter(None, parts)) for parts in choices)
-
-
-def _examples(speed: float) -> str:
-    return f"{speed:,.0f} examples/s" if speed >= 10 else f"{speed:.1f} examples/s"
 
 
 def clock(seconds: float) -> str:

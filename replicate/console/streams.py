@@ -1,11 +1,11 @@
-"""File descriptors and text streams of this process: opened, discarded, spelt out."""
+"""File descriptors and text streams of this process."""
 
-import codecs
+import contextlib
 import os
+import shutil
 import sys
+from collections.abc import Iterator
 from typing import TextIO
-
-_SPELL_OUT = "replicate.spell_out"
 
 
 def open_missing() -> None:
@@ -23,12 +23,41 @@ def open_missing() -> None:
         setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
-def is_own(stream: TextIO, number: int) -> bool:
-    """Tells whether a stream of `sys` writes to this process's file descriptor `number`."""
+def spell_out(*streams: TextIO) -> None:
+    """Lets streams that are not Unicode spell out what they lack."""
+    for stream in streams:
+        if not is_unicode(stream) and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def is_unicode(stream: TextIO) -> bool:
+    """Tells whether a stream takes every character."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tells whether a stream is a terminal whose cursor can be moved."""
+    is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return stream is not None and stream.isatty() and not is_dumb
+
+
+def size(stream: TextIO) -> os.terminal_size:
+    """Returns the size of a terminal; where it does not tell, what the environment says."""
+    with contextlib.suppress(OSError):
+        found = os.get_terminal_size(stream.fileno())
+        if found.columns and found.lines:
+            return found
+    return shutil.get_terminal_size()
+
+
+def write(text: str, stream: TextIO) -> None:
+    """Writes a text; that nobody reads it any more ends no work."""
     try:
-        return stream.fileno() == number
-    except (AttributeError, OSError, ValueError):
-        return False
+        stream.write(text)
+        stream.flush()
+    except (OSError, ValueError):  # the latter if it is closed
+        with contextlib.suppress(OSError, ValueError):
+            discard(stream.fileno())  # else the rest fails again when the process ends
 
 
 def discard(number: int) -> None:
@@ -37,18 +66,29 @@ def discard(number: int) -> None:
         os.dup2(nowhere.fileno(), number)
 
 
-def spell_out(*streams: TextIO) -> None:
-    r"""Lets streams that are not Unicode write what they lack as `\uXXXX`, as JSON does."""
-    codecs.register_error(_SPELL_OUT, _spelt_out)
-    for stream in streams:
-        encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
-        if not encoding.startswith("utf") and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=_SPELL_OUT)
+@contextlib.contextmanager
+def redirected(number: int, target: int) -> Iterator[int]:
+    """While entered, a file descriptor leads where another one does, for native code as well.
+
+    Args:
+        number: The descriptor: 1 or 2.
+        target: The other descriptor.
+
+    Yields:
+        A descriptor that leads where `number` led before.
+    """
+    _flush()
+    before = os.dup(number)
+    try:
+        os.dup2(target, number)
+        yield before
+    finally:
+        _flush()
+        os.dup2(before, number)
+        os.close(before)
 
 
-def _spelt_out(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
-    pairs = zip(units[::2], units[1::2], strict=True)
-    return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs), error.end
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()

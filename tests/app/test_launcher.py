@@ -13,13 +13,13 @@ import sys
 import time
 
 import pytest
-from rich import console
 
 from replicate import errors
 from replicate.app.cluster import launcher, places, view
 from replicate.app.command import cli
 from replicate.console import progress
 from tests.cluster import processes
+from tests.console.terminal import Terminal
 
 TOP = pathlib.Path(__file__).parents[2]
 PATIENCE = 30  # seconds; what is waited for takes less than two
@@ -287,7 +287,7 @@ def test_processes_end_when_their_launcher_is_killed(folder):
 
 def test_off_a_terminal_the_chiefs_lines_are_shown(folder):
     screen = io.StringIO()
-    launch(folder, display=progress.Display(console=console.Console(file=screen, width=200)))
+    launch(folder, display=progress.Display(file=screen))
     assert screen.getvalue().splitlines() == [
         f"logs: {folder}/logs",
         "train 0/20",
@@ -297,11 +297,11 @@ def test_off_a_terminal_the_chiefs_lines_are_shown(folder):
     ]
 
 
-def test_on_a_terminal_one_bar_shows_the_chiefs_steps(folder):
-    screen = io.StringIO()
-    shown = console.Console(file=screen, force_terminal=True, width=60, color_system=None)
-    launch(folder, display=progress.Display(console=shown), chief_0="slow")
-    lines = re.split("[\r\n]", screen.getvalue())
+def test_on_a_terminal_one_bar_shows_the_chiefs_steps(folder, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Terminal()
+    launch(folder, display=progress.Display(file=screen), chief_0="slow")
+    lines = re.split("[\r\n\033]", screen.getvalue())
     assert any("20/20" in line and "loss 2.5" in line for line in lines)
     assert not any(line.strip() == "train 10/20" for line in lines)  # it is the bar
     assert any("a line of chief:0" in line for line in lines)

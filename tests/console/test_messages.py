@@ -13,15 +13,12 @@ import tempfile
 import pytest
 
 from replicate.console import messages
+from tests.console.terminal import Terminal
 from tests.test_docs import anchors
 
 ROOT = pathlib.Path(__file__).parents[2]
+ONE_THING = "One thing. See docs/python.md in replicate's repository."
 LONG = "Partitioned variables are turned off under a strategy: https://example.org/a-long-path"
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def pages():
@@ -56,7 +53,7 @@ def test_a_message_comes_once(caplog):
         messages.warn("One thing.", "python.md")
     messages.warn("Another thing.", "python.md#options")
     assert [record.getMessage() for record in caplog.records] == [
-        "One thing. See docs/python.md in replicate's repository.",
+        ONE_THING,
         "Another thing. See docs/python.md#options in replicate's repository.",
     ]
 
@@ -72,35 +69,36 @@ def test_on_a_terminal_lines_end_at_words(monkeypatch):
     assert messages.for_stream(LONG, io.StringIO()) == LONG
 
 
-@pytest.mark.parametrize("is_set_up", [False, True])
-def test_nothing_is_said_twice_where_logging_is_set_up(is_set_up, monkeypatch):
-    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()] if is_set_up else [])
-    monkeypatch.setattr("sys.stderr", shown := Terminal())
-    messages.warn("One thing.", "python.md")
-    assert shown.getvalue() == (
-        "" if is_set_up else "One thing. See docs/python.md in replicate's repository.\n"
-    )
-
-
 @pytest.mark.parametrize(
-    ("level", "is_set_up", "is_shown"),
-    [("NOTSET", False, True), ("NOTSET", True, False), ("ERROR", False, False)],
+    ("level", "is_set_up", "shown"),
+    [
+        (
+            "NOTSET",
+            False,
+            ["2 devices.", ONE_THING],
+        ),
+        ("NOTSET", True, []),
+        ("ERROR", False, []),
+    ],
 )
-def test_news_are_shown_where_nobody_has_set_up_logging(level, is_set_up, is_shown, monkeypatch):
+def test_messages_are_shown_where_nobody_has_set_up_logging(level, is_set_up, shown, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()] if is_set_up else [])
     monkeypatch.setattr(messages.log, "level", getattr(logging, level))
     monkeypatch.setattr(messages, "_shows_news", True)
     messages.log.manager._clear_cache()
-    monkeypatch.setattr("sys.stderr", shown := Terminal())
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
     for _ in range(2):
         messages.tell("2 devices.")
-    assert shown.getvalue() == ("2 devices.\n" if is_shown else "")
+        messages.warn("One thing.", "python.md")
+    assert terminal.getvalue().splitlines() == shown
 
 
-def test_news_are_information_to_who_has_set_up_logging(caplog):
+def test_who_has_set_up_logging_gets_levels(caplog):
     with caplog.at_level(logging.INFO):
         messages.tell("2 devices.")
-    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "2 devices.")]
+        messages.warn("One thing.", "python.md")
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
 NOISE = b"I0000 00:00:1 port.cc:153] a greeting\n"
@@ -126,17 +124,26 @@ def test_what_cannot_be_held_back_comes_as_it_is(capfd, monkeypatch):
     def fail():
         raise FileNotFoundError("no usable temporary directory")
 
-    monkeypatch.setattr(tempfile, "mkstemp", fail)
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
     load(NOISE)
     assert capfd.readouterr().err == NOISE.decode()
 
 
-def test_the_last_words_of_an_import_that_aborts_are_shown():
+def test_an_import_that_aborts_is_named():
     code = (
-        "import os; from replicate.console import messages; "
-        "files = [os.dup(0) for _ in range(20)]\n"
-        "with messages.loading('TensorFlow'):\n"
-        f"    os.write(2, {NOISE!r} + b'F0000 the CPU lacks AVX'); os.abort()"
+        "import os\nfrom replicate.console import messages\n"
+        f"with messages.loading('TensorFlow'): os.write(2, {NOISE!r}); os.abort()"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGABRT, b"F0000 the CPU lacks AVX\n")
+    assert done.returncode == -signal.SIGABRT
+    assert b'File "<string>", line 3' in done.stderr
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_terminal_is_told_what_is_loaded(wanted, capfd, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr(messages, "_shows_progress", wanted)
+    load(NOISE + b"another word\n")
+    told = "loading TensorFlow ...\r\033[K" if wanted else ""
+    assert capfd.readouterr().err == f"{told}another word\n"

@@ -4,19 +4,32 @@ import contextlib
 import io
 import itertools
 import os
+import pathlib
+import pty
+import signal
 import subprocess
 import sys
 
 import pytest
-from rich import console
 
-from replicate.console import progress
+from replicate.console import interrupts, progress
+from tests.console.terminal import Terminal
+
+TOP = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(name="screen")
 def make_screen():
-    """Returns where a console writes."""
+    """Returns what is no terminal."""
     return io.StringIO()
+
+
+@pytest.fixture(name="terminal")
+def make_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "81")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("TERM", "xterm")
+    return Terminal()
 
 
 @pytest.fixture(name="seconds", autouse=True)
@@ -24,12 +37,6 @@ def make_seconds(monkeypatch):
     """Lets every look at the clock be half a second after the one before."""
     clock = itertools.count(0, 0.5)
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-
-
-def display_on(screen, *, terminal=False, quiet=False):
-    return progress.Display(
-        quiet, console.Console(file=screen, force_terminal=terminal, width=200, color_system=None)
-    )
 
 
 @pytest.fixture(name="slow")
@@ -40,7 +47,7 @@ def make_slow(monkeypatch):
 
 
 def test_lines_come_at_multiples_of_steps_with_speed_loss_and_time_left(screen, slow):
-    with display_on(screen) as display:
+    with progress.Display(file=screen) as display:
         task = display.task("train", 700, start=100, every=200)
         for step in range(150, 700, 50):
             task.update(step, loss=2.0 - step / 1000)
@@ -56,7 +63,7 @@ def test_lines_come_at_multiples_of_steps_with_speed_loss_and_time_left(screen, 
 
 
 def test_lines_come_every_ten_seconds_at_most(screen):
-    with display_on(screen) as display:
+    with progress.Display(file=screen) as display:
         task = display.task("train", 40, every=2)
         for step in range(1, 41):
             task.update(step)
@@ -67,7 +74,7 @@ def test_lines_come_every_ten_seconds_at_most(screen):
 
 
 def test_other_work_has_a_line_every_ten_seconds_alone(screen):
-    with display_on(screen) as display:
+    with progress.Display(file=screen) as display:
         task = display.task("predict", None, unit="rows")
         for count in range(1, 30):
             task.update(count)
@@ -76,7 +83,7 @@ def test_other_work_has_a_line_every_ten_seconds_alone(screen):
 
 
 def test_examples_stand_for_steps_where_they_are_known(screen, slow):
-    with display_on(screen) as display:
+    with progress.Display(file=screen) as display:
         task = display.task("train", 40, every=10)
         for step, rows in ((10, 64), (20, 64), (30, 16)):
             task.update(step, 0.5, rows)
@@ -91,26 +98,15 @@ def test_examples_stand_for_steps_where_they_are_known(screen, slow):
     ]
 
 
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(screen, monkeypatch):
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    with display_on(screen, terminal=True) as display:
+    with progress.Display(file=terminal) as display:
         display.task("train", 100, every=10).update(10, 0.5)
-    assert screen.getvalue() == "train 10/100  loss 0.5\n"
-
-
-@pytest.mark.parametrize(("no_color", "is_colored"), [("", True), ("1", False)])
-def test_no_color_is_respected(screen, monkeypatch, no_color, is_colored):
-    monkeypatch.setenv("NO_COLOR", no_color)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    shown = console.Console(file=screen, force_terminal=True, width=200)
-    with progress.Display(False, shown) as display:
-        display.task("train", 100).update(60, 0.5)
-        display._bars.refresh()
-    assert ("\x1b[38;" in screen.getvalue()) is is_colored
+    assert terminal.getvalue() == "train 10/100  loss 0.5\n"
 
 
 def test_a_pause_does_not_count(screen):
-    with display_on(screen) as display:
+    with progress.Display(file=screen) as display:
         task = display.task("train", 100, every=10)
         task.update(1)
         task.pause()
@@ -119,49 +115,70 @@ def test_a_pause_does_not_count(screen):
     assert screen.getvalue() == "train 1/100\ntrain 10/100\n"
 
 
-def test_a_terminal_gets_a_bar(screen):
-    with display_on(screen, terminal=True) as display:
-        task = display.task("train", 100, every=10)
+BAR = "train ######################................ 60/100  loss 0.25  100.0 steps/s  0:00 left"
+
+
+def test_the_last_row_of_a_terminal_is_a_bar_and_what_others_write_scrolls_above(
+    terminal, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", f"{len(BAR) + 1}")
+    print("before", file=terminal)
+    with progress.Display(file=terminal) as display:
+        task = display.task("train", 100)
         task.update(10, 0.5)
+        for number in range(30):
+            print(f"line {number}", file=terminal)
+        print("half a ", end="", file=terminal)
         task.update(60, 0.25)
+        assert terminal.rows[-1] == BAR  # 50 steps in half a second; 22 of 38 are 60 %
+        print("line", file=terminal)
         display.say("a remark")
-        display._bars.refresh()
-    shown = screen.getvalue()
-    assert "━" in shown
-    assert "60/100  loss 0.25  100.0 steps/s  0:00 left" in shown
-    assert "a remark" in shown
+        task.finish()
+        assert terminal.rows[-1] == ""
+    lines = ["before", *(f"line {number}" for number in range(30)), "half a line", "a remark"]
+    assert terminal.written == lines
+    assert terminal.scrolls_all
 
 
-def bars(display, screen):
-    """Returns the lines that a terminal shows now."""
-    before = len(screen.getvalue())
-    display._bars.refresh()
-    return screen.getvalue()[before:].replace("\r", "\n").splitlines()
-
-
-def test_no_bar_stands_still_beside_one_that_goes_on(screen):
+def test_no_bar_stands_still_beside_one_that_goes_on(terminal):
     told = []
-    with display_on(screen, terminal=True) as display:
-        display.tell = told.append
+    with progress.Display(file=terminal, tell=told.append) as display:
         train = display.task("train", 100)
         train.update(60, 0.25)
         evaluate = display.task("evaluate", 8)
         evaluate.update(3)
-        assert ["evaluate" in line for line in bars(display, screen) if "━" in line] == [True]
-        assert told[-2:] == [{"task": id(train)}, {"task": id(evaluate), "bar": evaluate._bar}]
+        assert [row.split()[0] for row in terminal.written] == ["evaluate"]
+        assert told[-1] == {"task": 0, "bar": evaluate.bar}
         evaluate.finish()
-        assert ["60/100" in line for line in bars(display, screen) if "━" in line] == [True]
-        assert told[-2:] == [{"task": id(train), "bar": train._bar}, {"task": id(evaluate)}]
+        assert [row.split()[0] for row in terminal.written] == ["train"]
+        assert told[-1] == {"task": 0, "bar": train.bar}
         train.finish()
-        assert not display._bars.live.is_started
+    assert terminal.written == []
+    assert told[-1] == {"task": 0}
 
 
-def test_a_bar_moves_until_it_is_known_how_far_it_is(screen):
-    with display_on(screen, terminal=True) as display:
-        task = display.task("evaluate", 8)
-        assert display._bars.tasks[0].total is None  # which pulses
-        task.update(1)
-        assert display._bars.tasks[0].total == 8
+def test_others_bars_and_a_status_have_rows_of_their_own(terminal):
+    print("\n" * 30, file=terminal)
+    with progress.Display(file=terminal) as display:
+        display.show("a", progress.Bar("a", 1, None))
+        display.show("b", progress.Bar("b", 2, None))
+        display.status("worker:1: waits")
+        print("above", file=terminal)
+        assert [row.split()[0] for row in terminal.rows[-4:]] == ["above", "a", "b", "worker:1:"]
+        display.show("a", None)
+        display.status("")
+        assert [row.split()[0] for row in terminal.written] == ["above", "b"]
+    assert terminal.written == ["above"]
+
+
+def test_a_terminal_that_has_grown_has_its_bar_in_its_last_row(terminal, monkeypatch):
+    with progress.Display(file=terminal) as display:
+        task = display.task("train", 2)
+        terminal.rows += [""] * 6
+        monkeypatch.setenv("LINES", "30")
+        task.update(2)
+        assert "2/2" in terminal.rows[-1]
+    assert terminal.scrolls_all
 
 
 @pytest.mark.parametrize(
@@ -173,71 +190,50 @@ def test_a_bar_moves_until_it_is_known_how_far_it_is(screen):
         (20, "60/100"),
     ],
 )
-def test_a_narrow_terminal_gets_what_matters_most(screen, width, note):
-    shown = console.Console(file=screen, force_terminal=True, width=width, color_system=None)
-    with progress.Display(False, shown) as display:
+def test_a_narrow_terminal_gets_what_matters_most(terminal, monkeypatch, width, note):
+    monkeypatch.setenv("COLUMNS", f"{width}")
+    with progress.Display(file=terminal) as display:
         task = display.task("train", 100)
         for step in (28, 60):  # 32 steps of 100 rows in half a second
             task.update(step, 0.0005678, 100 * (step - 28))
-        display._bars.refresh()
-    lines = screen.getvalue().replace("\r", "\n").splitlines()
-    assert any(line.rstrip().endswith(note) and "━━━" in line for line in lines)
-    assert "…" not in screen.getvalue()
+        assert terminal.rows[-1].endswith(f". {note}")
+        assert len(terminal.rows[-1]) == width - 1
 
 
-def test_no_bar_stays_whatever_ends_it(screen):
-    with contextlib.suppress(KeyboardInterrupt), display_on(screen, terminal=True) as display:
+def test_no_bar_stays_whatever_ends_it(terminal):
+    with contextlib.suppress(KeyboardInterrupt), progress.Display(file=terminal) as display:
         display.task("train", 10).update(5)
-        display.status("worker:1: waits")
+        deeds = list(interrupts.LAST_DEEDS)
         raise KeyboardInterrupt
-    after = screen.getvalue().rpartition("worker:1: waits")[2]
-    assert after.count("\x1b[2K") == 2  # both lines are erased
+    assert terminal.written == []
+    assert interrupts.LAST_DEEDS == []
+    assert len(deeds) == 1  # a signal that ends the process at once does the same
 
 
-def test_nothing_is_drawn_where_there_is_nothing(screen):
-    with display_on(screen, terminal=True) as display:
-        display.task("train", 10).finish()
-        display.status("worker:1: waits")
-        display.status("")
-        before = screen.getvalue()
-        display._bars.live.refresh()
-        assert not display._bars.live.is_started
-        assert screen.getvalue().removeprefix(before).strip() == ""
-        display.task("evaluate", 10)
-        assert display._bars.live.is_started
-
-
-def test_a_line_without_notes_ends_at_its_numbers(screen):
-    with display_on(screen) as display:
-        task = display.task("evaluate", 2, every=1)
-        task.update(1)
-        task.finish()
-    assert screen.getvalue() == "evaluate 1/2\n"
-
-
-def test_a_remark_ends_its_lines_at_words_on_a_terminal_alone(screen):
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_remark_ends_its_lines_at_words_on_a_terminal_alone(
+    is_terminal, terminal, screen, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "20")
     path = "/a/path/that/is/longer/than/the/terminal/is"
-    for terminal in (True, False):
-        shown = console.Console(file=screen, force_terminal=terminal, width=20, color_system=None)
-        progress.Display(False, shown).say(f"it was written to {path}")
-    assert screen.getvalue().splitlines() == [
-        "it was written to",
-        path,
-        f"it was written to {path}",
-    ]
+    shown = terminal if is_terminal else screen
+    progress.Display(file=shown).say(f"it was written to {path}")
+    lines = ["it was written to", path] if is_terminal else [f"it was written to {path}"]
+    assert shown.getvalue().splitlines() == lines
 
 
-def test_quiet_shows_nothing(screen):
-    with display_on(screen, terminal=True, quiet=True) as display:
+def test_quiet_shows_nothing(terminal):
+    with progress.Display(True, terminal) as display:
         display.task("train", 100, every=1).update(1, 0.5)
         display.say("a remark")
-    assert screen.getvalue() == ""
+    assert terminal.getvalue() == ""
 
 
 def test_a_reader_that_has_gone_ends_no_work():
     ours, theirs = os.pipe()
     os.close(ours)  # as `head` does
-    said = "import sys; from replicate.console import progress; shown = progress.Display(); " + (
+    said = (
+        "from replicate.console import progress; shown = progress.Display(); "
         "shown.say('one'); shown.say('two'); print('done')"
     )
     done = subprocess.run(
@@ -245,3 +241,44 @@ def test_a_reader_that_has_gone_ends_no_work():
     )
     os.close(theirs)
     assert (done.returncode, done.stdout) == (0, b"done\n")
+
+
+SHOWN = """
+import logging, os
+handler = logging.StreamHandler()  # keeps the stream it was made with
+from replicate.console import progress
+logger = logging.getLogger("theirs")
+logger.addHandler(handler)
+with progress.Display() as display:
+    display.task("train", 10).update(5, 0.25)
+    logger.warning("a warning")
+    os.write(2, b"half a ")
+    display.status("worker:1: waits")
+    os.write(2, b"line\\n")
+    print("a print", flush=True)
+    os.write(2, b"Check failed: 1 == 2\\n")
+    os.abort()
+"""
+
+
+def test_what_native_code_and_loggers_write_is_whole_to_the_last_words_of_a_process_that_dies():
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(TOP), "TERM": "xterm", "LINES": "24"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOWN], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 65536):
+            shown += data
+    except OSError:
+        pass  # so Linux says that the other side is closed
+    os.close(ours)
+    terminal = Terminal()
+    terminal.write(shown.decode())
+    assert process.wait() == -signal.SIGABRT
+    said = ["a warning", "half a line", "a print", "Check failed: 1 == 2"]
+    assert terminal.written[:4] == said
+    assert "5/10" in terminal.rows[-2]
+    assert terminal.rows[-1] == "worker:1: waits"
