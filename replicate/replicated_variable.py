@@ -12,11 +12,11 @@ it updates the first copy. Apply gradients inside them, or assign.
 import contextlib
 import functools
 import importlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicate import errors, types
+from replicate.compat import replacing
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.console import messages
@@ -25,8 +25,6 @@ from replicate.strategy.towers import sharing
 from replicate.strategy.variables import copies, creation, distributed_variable
 
 __all__ = ["ReplicatedVariable", "replicated_scope", "replicated_variable_for_optimizer"]
-
-_replacing = threading.Lock()
 
 
 class ReplicatedVariable(distributed_variable.DistributedVariable):
@@ -275,13 +273,18 @@ def replicated_variable_for_optimizer(
     creator = _replicating_creator(num_replicas, device_pattern)
     with contextlib.ExitStack() as stack:
         if num_replicas > 1:
-            for cls, method in _optimizer_methods():
-                stack.enter_context(_replaced(cls, method, creator))
+            for method in _replaced_methods():
+                stack.enter_context(method.by(creator))
         yield
 
 
-def _optimizer_methods() -> list[tuple[type, str]]:
-    """Returns the methods in which tf_keras optimizers make variables."""
+@functools.cache
+def _replaced_methods() -> list[replacing.Replaced[types.Function]]:
+    """Returns the methods in which tf_keras optimizers make variables.
+
+    NOTE: towers sleep inside, so those who enter do not leave in the opposite order. The last one
+    to leave puts the method back; meanwhile the last one that entered counts.
+    """
     families = []
     if tf.__version__.startswith("2.15."):  # the last whose own Keras is of version 2
         families.append(tf.keras.optimizers)
@@ -302,66 +305,19 @@ def _optimizer_methods() -> list[tuple[type, str]]:
     )
     pairs = [(family.legacy.Optimizer, name) for family in families for name in legacy]
     pairs += [(family.Optimizer, name) for family in families for name in later]
-    return [pair for pair in dict.fromkeys(pairs) if hasattr(*pair)]
+    found = [pair for pair in dict.fromkeys(pairs) if hasattr(*pair)]
+    return [replacing.Replaced(lambda cls=cls: cls, name, _replicating) for cls, name in found]
 
 
-_replacements: dict[tuple[type, str], "_Replacement"] = {}
+def _replicating(before: types.Function, creators: Sequence[types.Function]) -> types.Function:
+    @functools.wraps(before)
+    def replicated(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not creators:  # it was looked up before it was put back
+            return before(owner, *args, **kwargs)
+        with tf.variable_creator_scope(creators[-1]):
+            return before(owner, *args, **kwargs)
 
-
-@contextlib.contextmanager
-def _replaced(cls: type, name: str, creator: types.Function) -> Iterator[None]:
-    """Lets a method make its variables through `creator`; puts back what was there.
-
-    NOTE: towers sleep inside, so those who enter do not leave in the opposite order. The
-    last one to leave puts the method back; meanwhile the last one that entered counts.
-    """
-    with _replacing:
-        if (cls, name) not in _replacements:
-            _replacements[cls, name] = _Replacement(cls, name)
-        creators = _replacements[cls, name].creators
-        creators.append(creator)
-    try:
-        yield
-    finally:
-        with _replacing:
-            creators.remove(creator)
-            if not creators:
-                _replacements.pop((cls, name)).restore()
-
-
-class _Replacement:
-    """A method of a class that makes its variables through creators.
-
-    Args:
-        cls: The class.
-        name: The method's name.
-
-    Attributes:
-        creators: The creators, of which the last counts.
-    """
-
-    def __init__(self, cls: type, name: str):
-        self.creators: list[types.Function] = []
-        self._cls = cls
-        self._name = name
-        self._before = before = getattr(cls, name)
-        self._was_own = name in vars(cls)
-
-        @functools.wraps(before)
-        def replicated(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.creators:  # it was looked up before it was put back
-                return before(owner, *args, **kwargs)
-            with tf.variable_creator_scope(self.creators[-1]):
-                return before(owner, *args, **kwargs)
-
-        setattr(cls, name, replicated)
-
-    def restore(self) -> None:
-        """Puts the method back."""
-        if self._was_own:
-            setattr(self._cls, self._name, self._before)
-        else:
-            delattr(self._cls, self._name)
+    return replicated
 
 
 def _replicating_creator(num_replicas: int, device_pattern: str) -> types.Function:

@@ -56,12 +56,10 @@ class _Attributes(NamedTuple):
 def _add_export_name(row: Row) -> None:
     """Registers the API name under which tensorflow-estimator marks its symbols."""
     tf_export = tfc.tf_export.target()
-    tf_export.API_ATTRS["estimator"] = _Attributes(
-        "_estimator_api_names", "_estimator_api_constants"
-    )
-    tf_export.API_ATTRS_V1["estimator"] = _Attributes(
-        "_estimator_api_names_v1", "_estimator_api_constants_v1"
-    )
+    for attributes, end in ((tf_export.API_ATTRS, ""), (tf_export.API_ATTRS_V1, "_v1")):
+        attributes["estimator"] = _Attributes(
+            f"_estimator_api_names{end}", f"_estimator_api_constants{end}"
+        )
     setattr(tf_export, row.name.rpartition(".")[2], "estimator")
 
 
@@ -126,57 +124,48 @@ def _init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
     config._maybe_overwrite_session_config_for_distributed_training()
 
 
-_EMBEDDING_OPTIMIZERS = (
-    "AdagradParameters",
-    "AdamParameters",
-    "FtrlParameters",
-    "MomentumParameters",
-    "ProximalAdagradParameters",
-    "RMSPropParameters",
-    "StochasticGradientDescentParameters",
-)
+_EMBEDDING_OPTIMIZERS = """AdagradParameters AdamParameters FtrlParameters MomentumParameters
+    ProximalAdagradParameters RMSPropParameters StochasticGradientDescentParameters""".split()
 
 
 def _add_embedding(row: Row) -> None:
     _add_module(row, **{name: type(name, (), {}) for name in _EMBEDDING_OPTIMIZERS})
 
 
-ROWS = (
-    Row(
-        name="tensorflow.python.util.tf_export.ESTIMATOR_API_NAME",
-        missing_since="2.16",
-        why="mark each of its symbols with the name that it has in tf.estimator",
-        added='the name, and its rows "estimator" in API_ATTRS and API_ATTRS_V1',
-        add=_add_export_name,
+_REASONS: tuple[tuple[str, str, str, Callable[[Row], None]], ...] = (
+    (
+        "util.tf_export.ESTIMATOR_API_NAME",
+        "mark each of its symbols with the name that it has in tf.estimator",
+        'the name, and its rows "estimator" in API_ATTRS and API_ATTRS_V1',
+        _add_export_name,
     ),
-    Row(
-        name="tensorflow.python.distribute.estimator_training",
-        missing_since="2.16",
-        why="set up a RunConfig with train_distribute, and run it over a cluster",
-        added="a module that does the first and refuses the second",
-        add=_add_coordinator,
+    (
+        "distribute.estimator_training",
+        "set up a RunConfig with train_distribute, and run it over a cluster",
+        "a module that does the first and refuses the second",
+        _add_coordinator,
     ),
-    Row(
-        name="tensorflow.python.tpu.session_support",
-        missing_since="2.16",
-        why="watch over the workers of a TPU",
-        added="an empty module, so that TPUEstimator loads and runs with use_tpu=False",
-        add=_add_module,
+    (
+        "tpu.session_support",
+        "watch over the workers of a TPU",
+        "an empty module, so that TPUEstimator loads and runs with use_tpu=False",
+        _add_module,
     ),
-    Row(
-        name="tensorflow.python.tpu.tpu_embedding",
-        missing_since="2.16",
-        why="place embeddings on a TPU",
-        added="a module with the classes of optimizer parameters, so that TPUEstimator loads",
-        add=_add_embedding,
+    (
+        "tpu.tpu_embedding",
+        "place embeddings on a TPU",
+        "a module with the classes of optimizer parameters, so that TPUEstimator loads",
+        _add_embedding,
     ),
-    Row(
-        name="tensorflow.python.tpu.tpu_embedding_gradient",
-        missing_since="2.16",
-        why="train embeddings on a TPU",
-        added="an empty module, so that TPUEstimator loads",
-        add=_add_module,
+    (
+        "tpu.tpu_embedding_gradient",
+        "train embeddings on a TPU",
+        "an empty module, so that TPUEstimator loads",
+        _add_module,
     ),
+)
+ROWS = tuple(
+    Row(f"tensorflow.python.{name}", "2.16", why, added, add) for name, why, added, add in _REASONS
 )
 
 

@@ -5,7 +5,6 @@ so draws what one device does not. While this is in charge, it asks first whethe
 replicas.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 
 from replicate.compat import replacing
@@ -19,13 +18,7 @@ def _seen(own: Callable[[], int | None], askers: Sequence[Asker]) -> Callable[[]
 
 
 # By this name generators learn the number of their replica.
-_REPLICA_ID = replacing.Replaced(tfc.stateful_random_ops.target, "get_replica_id", _seen)
-
-
-def drawing_as_one_device(is_one_device: Asker) -> contextlib.AbstractContextManager[None]:
-    """Lets generators draw what they draw on one device.
-
-    Args:
-        is_one_device: Whether the running code is to see no replicas.
-    """
-    return _REPLICA_ID.by(is_one_device)
+drawing_as_one_device = replacing.Replaced(
+    tfc.stateful_random_ops.target, "get_replica_id", _seen
+).by
+"""While entered, generators draw what they draw on one device, where an `Asker` says so."""

@@ -42,8 +42,6 @@ _COMPUTED = (
     replacing.Replaced(tfc.gradients_util.target, "_GradientsHelper", _telling),
     replacing.Replaced(tfc.imperative_grad.target, "imperative_grad", _telling),
 )
-# NOTE: a class of a user's has an `apply_gradients` of its own, and may not exist yet.
-_APPLIED = replacing.Replaced(lambda: tf1.train.Optimizer, "__getattribute__", _asking)
 
 
 @contextlib.contextmanager
@@ -55,6 +53,6 @@ def computed(tell: Listener) -> Iterator[None]:
         yield
 
 
-def applied(take: Taker) -> contextlib.AbstractContextManager[None]:
-    """Lets `take` give optimizers of version 1 another `apply_gradients`."""
-    return _APPLIED.by(take)
+# NOTE: a class of a user's has an `apply_gradients` of its own, and may not exist yet.
+applied = replacing.Replaced(lambda: tf1.train.Optimizer, "__getattribute__", _asking).by
+"""While entered, a `Taker` gives optimizers of version 1 another `apply_gradients`."""

@@ -105,32 +105,20 @@ def _refusing(own: Callable[..., Any], refusers: Sequence[Refuser]) -> Callable[
     return method
 
 
-_REDUCTION = replacing.Replaced(_loss, _METHOD, _deciding)
-_TENSORFLOW = replacing.Replaced(lambda: sys.modules.get(_CONVERTER), "tf", _without_strategy)
+loss_reductions = replacing.Replaced(_loss, _METHOD, _deciding).by
+"""While entered, a `Reducer` decides by what Keras losses are reduced; those of 3 never ask."""
+
+output_names = replacing.Replaced(lambda: sys.modules.get(_CONVERTER), "tf", _without_strategy).by
+"""While entered, models of `model_to_estimator` name outputs as on one device, if an `Asker` says
+so."""
+
 # NOTE: that is the module by which tf_keras knows TensorFlow; a model's `tf.distribute` is another.
-_DISTRIBUTE = replacing.Replaced(lambda: tf.compat.v2.distribute, "has_strategy", _unless)
+without_strategies = replacing.Replaced(lambda: tf.compat.v2.distribute, "has_strategy", _unless).by
+"""While entered, Keras sees no strategy, as on one device, where an `Asker` says so."""
+
 _MAKING, _APPLYING = (
     replacing.Replaced(_keras_3_optimizer, name, _refusing) for name in ("__init__", "apply")
 )
-
-
-def loss_reductions(reducer: Reducer) -> contextlib.AbstractContextManager[None]:
-    """Lets `reducer` decide by what Keras losses are reduced; those of Keras 3 never ask."""
-    return _REDUCTION.by(reducer)
-
-
-def output_names(is_one_device: Asker) -> contextlib.AbstractContextManager[None]:
-    """Lets models of `model_to_estimator` name their outputs as on one device.
-
-    Args:
-        is_one_device: Whether the running code is to see no strategy.
-    """
-    return _TENSORFLOW.by(is_one_device)
-
-
-def without_strategies(is_one_device: Asker) -> contextlib.AbstractContextManager[None]:
-    """Lets Keras see no strategy, as on one device, where `is_one_device` says so."""
-    return _DISTRIBUTE.by(is_one_device)
 
 
 @contextlib.contextmanager

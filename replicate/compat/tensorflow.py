@@ -11,8 +11,6 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from replicate.compat import advice, collector, versions
@@ -50,12 +48,11 @@ class Door:
 
     Args:
         path: Dotted module, optionally followed by `:ClassName`.
-        names: For each name, why it is needed.
+        **names: For each name, why it is needed.
     """
 
-    def __init__(self, path: str, names: Mapping[str, str]):
-        self.path = path
-        self.names = MappingProxyType(dict(names))
+    def __init__(self, path: str, **names: str):
+        self.path, self.names = path, names
 
     def target(self) -> Any:
         """Returns the module or class behind this door."""
@@ -73,16 +70,13 @@ class Door:
 
 ops = Door(
     "tensorflow.python.framework.ops",
-    {
-        "init_scope": "lifts variable creation out of functions and control flow",
-        "_default_graph_stack": "which graph is a thread's default one; see compat/graphs",
-        "SymbolicTensor": "a Saver of a dict takes a tensor for the variable that it restores",
-    },
+    init_scope="lifts variable creation out of functions and control flow",
+    _default_graph_stack="which graph is a thread's default one; see compat/graphs",
+    SymbolicTensor="a Saver of a dict takes a tensor for the variable that it restores",
 )
-
 session_api = Door(
     "tensorflow.python.client.pywrap_tf_session",
-    dict.fromkeys(
+    **dict.fromkeys(
         """TF_DeleteBuffer TF_DeleteImportGraphDefOptions TF_DeleteImportGraphDefResults
         TF_GraphImportGraphDefWithResults TF_ImportGraphDefOptionsAddInputMapping
         TF_ImportGraphDefOptionsAddReturnOperation TF_ImportGraphDefOptionsRemapControlDependency
@@ -91,155 +85,112 @@ session_api = Door(
         "copies of thousands of operations are made at once; see compat/importing",
     ),
 )
-
 smart_cond = Door(
     "tensorflow.python.framework.smart_cond",
-    {"smart_constant_value": "a branch that is known to be taken is; see splitting/lowering"},
+    smart_constant_value="a branch that is known to be taken is; see splitting/lowering",
 )
-
 random_seed = Door(
     "tensorflow.python.framework.random_seed",
-    {"_graph_to_seed_dict": "towers of one worker draw other numbers than those of another"},
+    _graph_to_seed_dict="towers of one worker draw other numbers than those of another",
 )
-
 stateful_random_ops = Door(
     "tensorflow.python.ops.stateful_random_ops",
-    {"get_replica_id": "a generator draws what one device draws; see compat/generators"},
+    get_replica_id="a generator draws what one device draws; see compat/generators",
 )
-
 op_def_registry = Door(
-    "tensorflow.python.framework.op_def_registry",
-    {"get": "whether operations of a type hold a state"},
+    "tensorflow.python.framework.op_def_registry", get="whether operations of a type hold a state"
 )
-
 graph_class = Door(
     "tensorflow.python.framework.ops:Graph",
-    {"switch_to_thread_local": "towers in threads need scopes of their own"},
+    switch_to_thread_local="towers in threads need scopes of their own",
 )
-
 variable_scope = Door(
     "tensorflow.python.ops.variable_scope",
-    {
-        "_VARSTORE_KEY": "the collection that holds the store behind get_variable",
-        "_VariableStore": "a tower begins with a store as it was before all towers",
-        "get_variable_scope_store": "a tower's thread inherits the scope and its counters",
-    },
+    _VARSTORE_KEY="the collection that holds the store behind get_variable",
+    _VariableStore="a tower begins with a store as it was before all towers",
+    get_variable_scope_store="a tower's thread inherits the scope and its counters",
 )
-
 gradients_util = Door(
     "tensorflow.python.ops.gradients_util",
-    {"_GradientsHelper": "gradients by which a model updates by hand; see compat/gradients"},
+    _GradientsHelper="gradients by which a model updates by hand; see compat/gradients",
 )
-
 imperative_grad = Door(
-    "tensorflow.python.eager.imperative_grad",
-    {"imperative_grad": "gradients of a tape, likewise"},
+    "tensorflow.python.eager.imperative_grad", imperative_grad="gradients of a tape, likewise"
 )
-
 record = Door(
     "tensorflow.python.eager.record",
-    {"should_record_backprop": "whether a tower's tape watches what a merge call is given"},
+    should_record_backprop="whether a tower's tape watches what a merge call is given",
 )
-
 eager_context = Door(
     "tensorflow.python.eager.context",
-    {
-        "eager_mode": "a tower's thread runs eagerly where its caller does",
-        "device_policy": "a tower's thread inherits the device policy",
-        "context": "holds the device policy that a tower's thread inherits",
-        "global_seed": "eager towers of a seeded run draw from it one after the other",
-    },
+    eager_mode="a tower's thread runs eagerly where its caller does",
+    device_policy="a tower's thread inherits the device policy",
+    context="holds the device policy that a tower's thread inherits",
+    global_seed="eager towers of a seeded run draw from it one after the other",
 )
-
 distribute_lib = Door(
     "tensorflow.python.distribute.distribute_lib",
-    {"_CrossReplicaThreadMode": "tells tf.distribute that code runs across towers"},
+    _CrossReplicaThreadMode="tells tf.distribute that code runs across towers",
 )
-
 saveable_object = Door(
     "tensorflow.python.training.saving.saveable_object",
-    {
-        "SaveableObject": "a Saver writes a distributed variable once, under its plain name",
-        "SaveSpec": "a Saver writes a distributed variable once, under its plain name",
-    },
+    SaveableObject="a Saver writes a distributed variable once, under its plain name",
+    SaveSpec="a Saver writes a distributed variable once, under its plain name",
 )
-
 trackable = Door(
     "tensorflow.python.trackable.base",
-    {"VARIABLE_VALUE_KEY": "the name of a variable's value in tf.train.Checkpoint"},
+    VARIABLE_VALUE_KEY="the name of a variable's value in tf.train.Checkpoint",
 )
-
 autograph = Door(
     "tensorflow.python.autograph.impl.api",
-    {
-        "tf_convert": "a tower's function is converted as the code is that gave it",
-        "autograph_artifact": "our own functions are called as they are",
-        "StagingError": "what it gives in place of an exception that it cannot make anew",
-    },
+    tf_convert="a tower's function is converted as the code is that gave it",
+    autograph_artifact="our own functions are called as they are",
+    StagingError="what it gives in place of an exception that it cannot make anew",
 )
-
 autograph_status = Door(
     "tensorflow.python.autograph.core.ag_ctx",
-    {
-        "control_status_ctx": "whether the running code was converted",
-        "Status": "whether the running code was converted",
-    },
+    control_status_ctx="whether the running code was converted",
+    Status="whether the running code was converted",
 )
-
 loader_impl = Door(
     "tensorflow.python.saved_model.loader_impl",
-    {"parse_saved_model": "reads all graphs of a SavedModel, of which TensorFlow loads one"},
+    parse_saved_model="reads all graphs of a SavedModel, of which TensorFlow loads one",
 )
-
 summary_ops = Door(
     "tensorflow.python.ops.summary_ops_v2",
-    {"_summary_state": "the first tower's thread writes the summaries of its caller"},
+    _summary_state="the first tower's thread writes the summaries of its caller",
 )
-
 multi_device_iterator = Door(
     "tensorflow.python.data.ops.multi_device_iterator_ops",
-    {
-        "MultiDeviceIterator": "a graph's iterator that prefetches onto each tower's device",
-        "OwnedMultiDeviceIterator": "the eager iterator that does the same",
-    },
+    MultiDeviceIterator="a graph's iterator that prefetches onto each tower's device",
+    OwnedMultiDeviceIterator="the eager iterator that does the same",
 )
-
 tf_export = Door(
     "tensorflow.python.util.tf_export",
-    {
-        "API_ATTRS": "tensorflow-estimator registers its symbols here",
-        "API_ATTRS_V1": "tensorflow-estimator registers its symbols here",
-    },
+    API_ATTRS="tensorflow-estimator registers its symbols here",
+    API_ATTRS_V1="tensorflow-estimator registers its symbols here",
 )
-
 composite_tensor = Door(
     "tensorflow.python.framework.composite_tensor",
-    {"CompositeTensor": "values of several devices pass in and out of a tf.function"},
+    CompositeTensor="values of several devices pass in and out of a tf.function",
 )
-
 core_types = Door(
-    "tensorflow.python.types.core",
-    {"Tensor": "a distributed variable is accepted wherever a tensor is"},
+    "tensorflow.python.types.core", Tensor="a distributed variable is accepted wherever a tensor is"
 )
-
 resource_variable_ops = Door(
     "tensorflow.python.ops.resource_variable_ops",
-    {
-        "BaseResourceVariable": "a replicated variable as a TPU replica sees it",
-        "UninitializedVariable": "what a tf.function makes in a graph is listed as global alone; "
-        "holds a value until an asynchronous checkpoint is written",
-        "variable_accessed": "tapes and functions note that a replicated variable was read",
-    },
+    BaseResourceVariable="a replicated variable as a TPU replica sees it",
+    UninitializedVariable="lists as global alone what a tf.function makes in a graph, and holds "
+    "a value until an asynchronous checkpoint is written",
+    variable_accessed="tapes and functions note that a replicated variable was read",
 )
-
 ref_variable = Door(
     "tensorflow.python.ops.ref_variable",
-    {"default_variable_creator": "a replica's copy is made past the creators of a strategy"},
+    default_variable_creator="a replica's copy is made past the creators of a strategy",
 )
-
 tpu_util = Door(
     "tensorflow.python.distribute.tpu_util",
-    {"enclosing_tpu_context": "a replicated variable in tpu.replicate is the replica's"},
+    enclosing_tpu_context="a replicated variable in tpu.replicate is the replica's",
 )
 
 
