@@ -11,65 +11,19 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf
 
-__all__ = [
-    "BaselineClassifier",
-    "BaselineEstimator",
-    "BaselineRegressor",
-    "BestExporter",
-    "BinaryClassHead",
-    "CheckpointSaverHook",
-    "CheckpointSaverListener",
-    "DNNClassifier",
-    "DNNEstimator",
-    "DNNLinearCombinedClassifier",
-    "DNNLinearCombinedEstimator",
-    "DNNLinearCombinedRegressor",
-    "DNNRegressor",
-    "Estimator",
-    "EstimatorSpec",
-    "EvalSpec",
-    "Exporter",
-    "FeedFnHook",
-    "FinalExporter",
-    "FinalOpsHook",
-    "GlobalStepWaiterHook",
-    "Head",
-    "LatestExporter",
-    "LinearClassifier",
-    "LinearEstimator",
-    "LinearRegressor",
-    "LoggingTensorHook",
-    "LogisticRegressionHead",
-    "ModeKeys",
-    "MultiClassHead",
-    "MultiHead",
-    "MultiLabelHead",
-    "NanLossDuringTrainingError",
-    "NanTensorHook",
-    "PoissonRegressionHead",
-    "ProfilerHook",
-    "RegressionHead",
-    "RunConfig",
-    "SecondOrStepTimer",
-    "SessionRunArgs",
-    "SessionRunContext",
-    "SessionRunHook",
-    "SessionRunValues",
-    "StepCounterHook",
-    "StopAtStepHook",
-    "SummarySaverHook",
-    "TrainSpec",
-    "VocabInfo",
-    "WarmStartSettings",
-    "add_metrics",
-    "classifier_parse_example_spec",
-    "experimental",
-    "export",
-    "install",
-    "regressor_parse_example_spec",
-    "train_and_evaluate",
-    "v1",
-]
+__all__ = """
+    BaselineClassifier BaselineEstimator BaselineRegressor BestExporter BinaryClassHead
+    CheckpointSaverHook CheckpointSaverListener DNNClassifier DNNEstimator
+    DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor DNNRegressor
+    Estimator EstimatorSpec EvalSpec Exporter FeedFnHook FinalExporter FinalOpsHook
+    GlobalStepWaiterHook Head LatestExporter LinearClassifier LinearEstimator LinearRegressor
+    LoggingTensorHook LogisticRegressionHead ModeKeys MultiClassHead MultiHead MultiLabelHead
+    NanLossDuringTrainingError NanTensorHook PoissonRegressionHead ProfilerHook RegressionHead
+    RunConfig SecondOrStepTimer SessionRunArgs SessionRunContext SessionRunHook SessionRunValues
+    StepCounterHook StopAtStepHook SummarySaverHook TrainSpec VocabInfo WarmStartSettings
+    add_metrics classifier_parse_example_spec experimental export install
+    regressor_parse_example_spec train_and_evaluate v1
+""".split()
 
 
 def install() -> None:

@@ -141,7 +141,6 @@ class ReplicatedModelFn:
         if told is not None and not getattr(config, "master", None):
             device_names.require_told(used, told)
         model = models.Model(options.model_fn, options.optimizer_fn, mode, params, config)
-        before = saver.operation_names()
         build = _split if options.tower_building == "split" else _call_towers
         build = _alone if strategy.is_single_tower else build
         with collector.paused():
@@ -155,7 +154,7 @@ class ReplicatedModelFn:
         if not strategy.is_single_tower:
             spec = row_counts.added(spec, mode, features, labels)
         devices = () if context.is_one_tower() else strategy.worker_devices
-        return saver.make_exportable(spec, before, (features, labels), devices, config)
+        return saver.make_exportable(spec, (features, labels), devices, config)
 
 
 def _from_user_on(traceback: TracebackType | None) -> TracebackType | None:

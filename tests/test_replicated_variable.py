@@ -110,15 +110,6 @@ def test_says_what_a_variable_says():
     assert tf.is_tensor(v)
 
 
-def test_tape_gives_the_gradient_and_watches_the_variable():
-    v = make((3.0, 3.0))
-    with tf.GradientTape() as tape:
-        loss = v * v
-    assert [w is v for w in tape.watched_variables()] == [True]
-    # d(v v)/dv = 2 v = 6
-    assert tape.gradient(loss, v).numpy() == 6.0
-
-
 def test_function_reads_and_assigns():
     v = make((1.0, 2.0))
 
@@ -163,16 +154,6 @@ def test_graph_fetches_assigns_and_initializes_every_copy():
             assert sess.run(list(v.members)) == [6.0, 6.0]
 
 
-def test_finalized_graph_still_fetches_and_initializes():
-    with tf.Graph().as_default() as graph:
-        v = make()
-        assert v.initializer is v.initializer
-        graph.finalize()
-        with session() as sess:
-            sess.run(v.initializer)
-            assert sess.run(v) == 1.0
-
-
 def test_graph_gradient_and_resource_variable_facts():
     with tf.Graph().as_default() as graph:
         v = make((3.0, 4.0))
@@ -196,11 +177,6 @@ def test_proto_initializes_every_copy_of_an_imported_graph():
             sess.run(tf1.global_variables_initializer())
             second = graph.get_tensor_by_name("v/1/Read/ReadVariableOp:0")
             assert sess.run(second) == 2.0
-
-
-def test_proto_alone_does_not_make_one():
-    with tf.Graph().as_default(), pytest.raises(NotImplementedError, match="does not name its"):
-        replicated_variable.ReplicatedVariable.from_proto(make().to_proto())
 
 
 @pytest.mark.parametrize(
@@ -484,19 +460,6 @@ def test_scope_goes_on_numbering_unnamed_scopes():
         assert [v.name for v in tf1.global_variables()] == ["dense/w", "dense_1/w"]
 
 
-def test_scope_respects_a_custom_getter_outside():
-    asked = []
-
-    def getter(get, name, *args, **kwargs):
-        asked.append(name)
-        return get(name, *args, **kwargs)
-
-    with tf.Graph().as_default(), tf1.variable_scope("a", custom_getter=getter):
-        with replicated_variable.replicated_scope(K, CPUS):
-            tf1.get_variable("w", [])
-    assert asked == ["a/w"]
-
-
 def test_scope_needs_a_replica():
     with pytest.raises(ValueError, match="got num_replicas=0"):
         with replicated_variable.replicated_scope(0):
@@ -538,19 +501,6 @@ def test_saver_writes_one_copy_that_one_device_reads_and_back(tmp_path):
         with session() as sess:
             tf1.train.Saver().restore(sess, path)
             assert [m.tolist() for m in sess.run(list(w.members))] == [[5.0, 6.0]] * 2
-
-
-def test_saver_under_another_name_restores_every_copy(tmp_path):
-    path = os.path.join(tmp_path, "model")
-    with tf.Graph().as_default(), replicated_variable.replicated_scope(K, CPUS):
-        w = tf1.get_variable("w", initializer=[1.0, 2.0])
-        saver = tf1.train.Saver({"other": w})
-        with graph_session() as sess:
-            saver.save(sess, path)
-            sess.run(w.assign([0.0, 0.0]))
-            saver.restore(sess, path)
-            assert [m.tolist() for m in sess.run(list(w.members))] == [[1.0, 2.0]] * 2
-    assert tf.train.list_variables(path) == [("other", [2])]
 
 
 def test_optimizer_outside_takes_it_and_its_slots_have_plain_names():
@@ -608,17 +558,6 @@ def test_legacy_optimizer_variables_are_replicated_in_a_graph():
             assert sess.run([w, slot]) == [7.0, -3.0]
 
 
-def test_legacy_optimizer_variables_are_replicated_eagerly():
-    w = tf.Variable(10.0)
-    optimizer = keras().optimizers.legacy.SGD(1.0, momentum=0.5)
-    with replicated_variable.replicated_variable_for_optimizer(K, CPUS):
-        optimizer.apply_gradients([(tf.constant(3.0), w)])
-    assert all(is_replicated(v) for v in optimizer.weights)
-    assert w.numpy() == 7.0
-    # `assign_add` outside of replicated code reaches both copies.
-    assert optimizer.iterations.read_value().numpy() == 1
-
-
 def test_later_optimizer_variables_are_replicated_eagerly():
     w = tf.Variable(10.0)
     with replicated_variable.replicated_variable_for_optimizer(K, CPUS):
@@ -667,18 +606,6 @@ def test_legacy_optimizer_in_tpu_replicate_uses_the_replica_copies():
         tf1.tpu.replicate(body, [[] for _ in range(K)])
         applied = [op for op in graph.get_operations() if op.type == "ResourceApplyKerasMomentum"]
         assert [t.op.type for t in applied[0].inputs[:2]] == ["TPUReplicatedInput"] * 2
-
-
-def fail_inside():
-    with replicated_variable.replicated_variable_for_optimizer(K, CPUS):
-        raise KeyError("in the middle")
-
-
-def test_what_was_replaced_is_restored_after_an_exception():
-    before = optimizer_class_state()
-    with pytest.raises(KeyError):
-        fail_inside()
-    assert optimizer_class_state() == before
 
 
 def test_entered_twice_the_inner_number_counts_and_all_is_restored():

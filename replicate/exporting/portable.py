@@ -1,21 +1,18 @@
 """A MetaGraphDef that loads on any machine.
 
-Works on the proto, in place: devices, absolute paths of assets, and what serving does not
-need are taken out. Which tower an operation belonged to stays written on it, so that a
-loading machine may place the towers again.
+Works on the proto, in place: devices and absolute paths of assets are taken out. Which tower an
+operation belonged to stays written on it, so that a loading machine may place the towers again.
 """
 
 import posixpath
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import operations
 
 TOWER = "_replicate_tower"
 """The attribute of an operation that says which tower it belongs to."""
 
 _ASSETS = "saved_model_assets"
-_CONTEXTS = (tf1.GraphKeys.COND_CONTEXT, tf1.GraphKeys.WHILE_CONTEXT)
 
 
 def strip_devices(meta_graph: tf1.MetaGraphDef, worker_devices: Sequence[str] = ()) -> None:
@@ -51,52 +48,6 @@ def _type_and_index(device: str) -> tuple[str, int | None]:
     return (kind.upper(), spec.device_index) if kind else ("", None)
 
 
-def _operation(name: str) -> str:
-    """Returns the operation's name in the name of an input."""
-    return name.lstrip("^").split(":")[0]
-
-
-def prune(
-    meta_graph: tf1.MetaGraphDef, disposable: Collection[str], roots: Collection[str]
-) -> None:
-    """Takes out operations that nothing needs.
-
-    Args:
-        meta_graph: A MetaGraphDef.
-        disposable: Names of the operations that may go.
-        roots: Names of those among them that stay, with all that they need.
-    """
-    if any(key in meta_graph.collection_def for key in _CONTEXTS):
-        return  # old control flow lists its operations where they cannot be taken out
-    nodes = {node.name: node for node in meta_graph.graph_def.node}
-    needed: set[str] = set()
-    stack = [name for name in nodes if name not in disposable or name in roots]
-    while stack:
-        name = stack.pop()
-        if name not in needed and name in nodes:
-            needed.add(name)
-            stack.extend(map(_operation, nodes[name].input))
-    _keep(meta_graph, needed)
-
-
-def _keep(meta_graph: tf1.MetaGraphDef, needed: Collection[str]) -> None:
-    """Keeps these operations, and takes out whatever names another one."""
-    graph_def = meta_graph.graph_def
-    kept = [node for node in graph_def.node if node.name in needed]
-    for node in kept:
-        operations.rename_colocated(node, lambda name: name if name in needed else None)
-    copied = [type(node).FromString(node.SerializeToString()) for node in kept]
-    del graph_def.node[:]
-    graph_def.node.extend(copied)
-    for key in list(meta_graph.collection_def):
-        names = meta_graph.collection_def[key].node_list.value
-        left = [name for name in names if _operation(name) in needed]
-        if len(left) < len(names):
-            names[:] = left
-            if not left:
-                del meta_graph.collection_def[key]
-
-
 def name_assets(meta_graph: tf1.MetaGraphDef) -> None:
     """Replaces the paths of assets by the names that they have in the SavedModel.
 
@@ -119,7 +70,7 @@ def _asset_names(meta_graph: tf1.MetaGraphDef) -> dict[bytes, bytes]:
     for item in meta_graph.collection_def[_ASSETS].any_list.value:
         asset = tf1.MetaGraphDef().asset_file_def.add()
         item.Unpack(asset)
-        path = nodes[_operation(asset.tensor_info.name)].attr["value"].tensor.string_val[0]
+        path = nodes[asset.tensor_info.name.split(":")[0]].attr["value"].tensor.string_val[0]
         if posixpath.isabs(path):
             found[path] = asset.filename.encode()
     return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))

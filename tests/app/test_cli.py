@@ -17,8 +17,8 @@ import replicate
 from replicate import errors
 from replicate.app.command import cli, command_line, commands, model_commands
 from replicate.app.config import config
-from replicate.console import failures, interrupts
 from replicate.compat.tensorflow import tf
+from replicate.console import failures, interrupts
 from replicate.strategy.towers import lockstep
 
 TOP = pathlib.Path(__file__).parents[2]

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import logging
-import pathlib
 
 import numpy as np
 import pytest
@@ -52,13 +50,6 @@ def test_row_is_needed_where_it_is_missing(without_each_row, name):
         assert name.rpartition(".")[2] in without_each_row[name]
     else:
         assert without_each_row[name] == "loads"
-
-
-@pytest.mark.parametrize("row", estimators.ROWS, ids=ROW_NAMES)
-def test_row_says_why_and_since_when(row):
-    assert row.missing_since == "2.16"
-    assert row.why
-    assert row.added
 
 
 def test_rows_are_added_once():
@@ -139,57 +130,6 @@ def test_custom_estimator_trains_evaluates_predicts_and_exports(make_estimator, 
     np.testing.assert_array_equal(serve(x=tf.constant([[2.0], [4.0]]))["y"], [[1.5], [3.0]])
 
 
-def test_a_run_continues_from_its_checkpoint(make_estimator):
-    # 3/4 after two steps, and one more: 3/4 + 0.25 * 2 * 1/4 = 7/8.
-    make_estimator().train(ones, steps=2)
-    again = make_estimator()
-    again.train(ones, max_steps=3)
-    assert again.get_variable_value("w") == 0.875
-
-
-def test_train_and_evaluate_calls_its_exporters(make_estimator):
-    api = estimators.load_v2()
-    estimator = make_estimator()
-    exporters = [
-        api.LatestExporter("latest", serving_input),
-        api.BestExporter("best", serving_input),
-        api.FinalExporter("final", serving_input),
-    ]
-    metrics, exported = api.train_and_evaluate(
-        estimator,
-        api.TrainSpec(ones, max_steps=2),
-        api.EvalSpec(functools.partial(ones, 1), steps=1, exporters=exporters, start_delay_secs=0),
-    )
-    assert metrics["loss"] == 0.0625
-    assert len(exported) == 3
-    folders = {path.name for path in pathlib.Path(estimator.model_dir, "export").iterdir()}
-    assert folders == {"latest", "best", "final"}
-
-
-@pytest.mark.thorough("DNNClassifier")
-@pytest.mark.parametrize("name", ["DNNClassifier", "LinearClassifier"])
-def test_canned_estimator_learns(name, tmp_path):
-    api = estimators.load_v2()
-    hidden = {"hidden_units": [4]} if name.startswith("DNN") else {}
-    classifier = getattr(api, name)(
-        feature_columns=[tf.feature_column.numeric_column("x")],
-        model_dir=str(tmp_path),
-        config=api.RunConfig(tf_random_seed=1),
-        **hidden,
-    )
-
-    def sides():
-        x = tf.constant([[-2.0], [-1.0], [1.0], [2.0]])
-        return tf.data.Dataset.from_tensors(({"x": x}, tf.constant([[0], [0], [1], [1]])))
-
-    before = classifier.train(sides, steps=1).evaluate(sides)["average_loss"]
-    classifier.train(lambda: sides().repeat(), steps=30)
-    after = classifier.evaluate(sides)
-    assert after["average_loss"] < before
-    assert after["global_step"] == 31
-    assert len(list(classifier.predict(sides))) == 4
-
-
 def test_tpu_estimator_runs_where_there_is_no_tpu(tmp_path):
     tpu = estimators.load_v1().tpu
 
@@ -229,15 +169,3 @@ def test_tf_distribute_strategy_over_a_cluster_is_refused(monkeypatch):
     with pytest.raises(errors.UnsupportedTensorFlowError, match="Leave out train_distribute"):
         api.RunConfig(train_distribute=strategy)
     assert api.RunConfig().task_type == "chief"
-
-
-def test_advice_against_estimators_is_dropped_and_nothing_else(caplog):
-    estimators.load_v2().RunConfig()
-    assert "Use tf.keras instead" not in caplog.text
-    tf.get_logger().propagate = True
-    try:
-        with caplog.at_level(logging.WARNING, logger=tf.get_logger().name):
-            tf.get_logger().warning("From %s: %s is deprecated.\n%s", "here", "it", "Use that.")
-    finally:
-        tf.get_logger().propagate = False
-    assert "it is deprecated" in caplog.text

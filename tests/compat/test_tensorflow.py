@@ -38,10 +38,6 @@ def test_names_that_are_not_listed_stay_behind_the_door():
         tfc.ops.get_default_graph  # noqa: B018 - the look-up is what is tested
 
 
-def test_this_tensorflow_is_in_the_range():
-    versions.require_supported(tfc.tf.__version__)
-
-
 KERAS_2_MODULE = ".src.engine.base_layer"  # where Keras 2 has its Layer, Keras 3 has it elsewhere
 
 

@@ -62,13 +62,3 @@ def test_a_directory_without_a_model_says_what_it_holds(merged, tmp_path):
         predictor.load_exported(tmp_path / "missing")
     with pytest.raises(ValueError, match=r"has graphs with the tags \[\['serve'\]\]; got"):
         predictor.load_exported(merged[0], tags=["gpu"])
-
-
-@pytest.mark.thorough("mirrored-split")
-def test_one_cpu_is_enough_to_load(merged, run_python):
-    code = (
-        "import replicate\n"
-        f"predictor = replicate.load_exported({merged[0]!r})\n"
-        "print(predictor({'left': [1.0, 2.0, 3.0], 'right': [1.0, 1.0, 1.0]})['y'].tolist())"
-    )
-    assert run_python(code).strip() == "[1.0, 3.0, 5.0]"

@@ -200,13 +200,6 @@ def test_examples_are_parsed_and_every_signature_answers(count, trained, tmp_pat
         assert [name == b"yes" for name in found["classes"][:, 0]] == list(answer > 2)
 
 
-def test_raw_receivers_are_built_from_features(trained, tmp_path):
-    with tf.Graph().as_default():
-        receiver_fn = estimator.export.build_raw_serving_input_receiver_fn(raw().features)
-    with predictors.load_exported(exported(trained, receiver_fn, tmp_path)) as predictor:
-        np.testing.assert_array_equal(predictor(BATCH)["y"], ANSWER)
-
-
 def composite():
     features = {
         **raw().features,
@@ -223,28 +216,6 @@ def test_sparse_and_ragged_inputs_are_fed(trained, tmp_path):
     with predictors.load_exported(exported(trained, composite, tmp_path)) as predictor:
         found = predictor({**BATCH, "tags": tags, "parts": parts})
     np.testing.assert_array_equal(found["y"], [4.5, 4.0, 7.0, 7.0])
-
-
-def test_alternatives_of_a_receiver_get_signatures(trained, tmp_path):
-    def receiver_fn():
-        features = raw().features
-        return estimator.export.ServingInputReceiver(
-            features,
-            {"examples": tf1.placeholder(tf.string, [None], name="unused")},
-            receiver_tensors_alternatives={"plain": features},
-        )
-
-    with predictors.load_exported(exported(trained, receiver_fn, tmp_path)) as predictor:
-        assert predictor.signatures["plain:serving_default"] == (("word", "x"), ("y",))
-        found = predictor(BATCH, "plain:serving_default")
-    np.testing.assert_array_equal(found["y"], ANSWER)
-
-
-def test_extra_assets_go_with_the_model(trained, tmp_path):
-    extra = tmp_path / "labels.txt"
-    extra.write_text("0 1")
-    path = exported(trained, raw, tmp_path, assets_extra={"names/labels.txt": str(extra)})
-    assert pathlib.Path(path, "assets.extra", "names", "labels.txt").read_text() == "0 1"
 
 
 def test_a_saver_of_the_model_fn_stays(tmp_path):
