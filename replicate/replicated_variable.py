@@ -306,7 +306,11 @@ def _replaced_methods() -> list[replacing.Replaced[types.Function]]:
     pairs = [(family.legacy.Optimizer, name) for family in families for name in legacy]
     pairs += [(family.Optimizer, name) for family in families for name in later]
     found = [pair for pair in dict.fromkeys(pairs) if hasattr(*pair)]
-    return [replacing.Replaced(lambda cls=cls: cls, name, _replicating) for cls, name in found]
+    return [_replaced(*pair) for pair in found]
+
+
+def _replaced(cls: type, name: str) -> replacing.Replaced[types.Function]:
+    return replacing.Replaced(lambda: cls, name, _replicating)
 
 
 def _replicating(before: types.Function, creators: Sequence[types.Function]) -> types.Function:

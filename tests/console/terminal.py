@@ -3,7 +3,7 @@
 import io
 import re
 
-_TOKENS = re.compile(r"\033\[(\d*);?(\d*)([A-Z]|[a-z])|\033([78D])|(.)", re.DOTALL)
+_TOKENS = re.compile(r"\033\[(\d*);?(\d*)([A-Za-z])|\033([78D])|(.)", re.DOTALL)
 
 
 class Terminal(io.StringIO):
@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
     def __init__(self, lines=24):
         super().__init__()
         self.rows, self.gone = [""] * lines, []
-        self._place, self._saved = [0, 0], [0, 0]
+        self._place = self._saved = 0, 0
         self._margins = 0, lines - 1
 
     def isatty(self):
@@ -35,35 +35,41 @@ class Terminal(io.StringIO):
 
     def write(self, text):
         for first, second, code, letter, character in _TOKENS.findall(text):
-            self._take(code or letter or character, int(first or 1), int(second or 1))
-            if code == "r":
-                self._margins = int(first or 1) - 1, int(second or len(self.rows)) - 1
+            row, column = self._place
+            numbers = int(first or 1) - 1, int(second or 1) - 1
+            if character:
+                self._put(character, row, column)
+            elif code + letter == "D":
+                self._scroll(row, column)
+            elif code + letter == "7":
+                self._saved = self._place
+            elif code + letter == "8":
+                self._place = self._saved
+            elif code == "A":
+                self._place = row - int(first), column
+            elif code == "H":
+                self._place = numbers
+            elif code == "K":
+                self.rows[row] = ""
+            elif code == "J":
+                self.rows[row:] = [""] * (len(self.rows) - row)
+            elif code == "r":
+                self._place = 0, 0
+                self._margins = numbers[0], numbers[1] if second else len(self.rows) - 1
         return super().write(text)
 
-    def _take(self, token, first, second):
-        row, column = self._place
-        if token == "\n" or token == "D":
-            if row < self._margins[1]:
-                row += 1
-            else:
-                self.gone.append(self.rows.pop(0))
-                self.rows.insert(row, "")
-            self._place = [row, column if token == "D" else 0]
-        elif token == "\r":
-            self._place = [row, 0]
-        elif token == "7":
-            self._saved = self._place
-        elif token == "8":
-            self._place = self._saved
-        elif token == "A":
-            self._place = [row - first, column]
-        elif token in "Hr":
-            self._place = [first - 1, second - 1] if token == "H" else [0, 0]
-        elif token in "JK":
-            self.rows[row : len(self.rows) if token == "J" else row + 1] = [""] * (
-                len(self.rows) - row if token == "J" else 1
-            )
+    def _put(self, character, row, column):
+        if character == "\n":
+            self._scroll(row, 0)
+        elif character == "\r":
+            self._place = row, 0
         else:
             line = self.rows[row].ljust(column)
-            self.rows[row] = line[:column] + token + line[column + 1 :]
-            self._place = [row, column + 1]
+            self.rows[row] = line[:column] + character + line[column + 1 :]
+            self._place = row, column + 1
+
+    def _scroll(self, row, column):
+        if row == self._margins[1]:
+            self.gone.append(self.rows.pop(0))
+            self.rows.insert(row, "")
+        self._place = min(row + 1, self._margins[1]), column
