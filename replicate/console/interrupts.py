@@ -38,8 +38,16 @@ def at_once() -> Iterator[None]:
                 os.write(shown, text.encode())
             os._exit(INTERRUPTED)
 
+        leave.enter_context(_handled_by(end))
+        yield
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """While entered, a function hears of the signals that ask this process to stop."""
+    with contextlib.ExitStack() as leave:
         for number in _heeded():
-            leave.callback(signal.signal, number, signal.signal(number, end))
+            leave.callback(signal.signal, number, signal.signal(number, handler))
         yield
 
 
@@ -60,9 +68,7 @@ def terminable() -> Iterator[None]:
         raised.append(Interrupted(_MEANINGS.get(number, "the terminal was closed")))
         raise raised[0]
 
-    with contextlib.ExitStack() as leave:
-        for number in _heeded():
-            leave.callback(signal.signal, number, signal.signal(number, interrupt))
+    with _handled_by(interrupt):
         try:
             yield
         except Exception as e:
@@ -115,8 +121,7 @@ class StopRequest:
         self._leave.callback(listener.join)
         self._leave.callback(os.close, told)
         self._leave.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(told))
-        for number in self._signals:
-            self._leave.callback(signal.signal, number, signal.signal(number, _do_nothing))
+        self._leave.enter_context(_handled_by(lambda number, frame: None))  # not the default
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -136,7 +141,3 @@ class StopRequest:
                 with contextlib.suppress(OSError):  # the terminal may be gone
                     sys.stderr.write(f"{STOPPING}\n")
                     sys.stderr.flush()
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Stands for the default, which would end the process."""

@@ -164,7 +164,14 @@ def test_others_bars_and_a_status_have_rows_of_their_own(terminal):
         display.show("b", progress.Bar("b", 2, None))
         display.status("worker:1: waits")
         print("above", file=terminal)
-        assert [row.split()[0] for row in terminal.rows[-4:]] == ["above", "a", "b", "worker:1:"]
+        names = [row.partition(" ")[0] for row in terminal.written]
+        assert names == ["above", "a", "b", "worker:1:"]
+            "above",
+            "a",
+            "b",
+            "worker:1:",
+        ]
+        assert terminal.rows[-1] == "worker:1: waits"
         display.show("a", None)
         display.status("")
         assert [row.split()[0] for row in terminal.written] == ["above", "b"]
