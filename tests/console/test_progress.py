@@ -166,11 +166,6 @@ def test_others_bars_and_a_status_have_rows_of_their_own(terminal):
         print("above", file=terminal)
         names = [row.partition(" ")[0] for row in terminal.written]
         assert names == ["above", "a", "b", "worker:1:"]
-            "above",
-            "a",
-            "b",
-            "worker:1:",
-        ]
         assert terminal.rows[-1] == "worker:1: waits"
         display.show("a", None)
         display.status("")
