@@ -12,7 +12,6 @@ from google.protobuf import text_format
 from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.exporting import portable
 from replicate.strategy import context
 from replicate.strategy.cluster import membership
 
@@ -38,7 +37,7 @@ def export_saved_model(
     has on one device. It is written beside its place and moved there when it is whole.
 
     Args:
-        estimator: An Estimator, usually of a `replicate_model_fn`.
+        estimator: An Estimator of a `replicate_model_fn`.
         export_dir_base: The directory of all exports; this one gets a number as its name.
         serving_input_receiver_fn: Makes what the model is fed.
         towers: `"one"`: one tower computes. `"merged"`: as many towers as in training
@@ -71,13 +70,7 @@ def export_saved_model(
     with _scratch(base) as scratch:
         with context.one_tower() if towers == "one" else contextlib.nullcontext():
             made = estimator.export_saved_model(scratch, serving_input_receiver_fn, **options)
-        made = os.fsdecode(made)
-        saved_model = read(made)
-        for meta_graph in saved_model.meta_graphs:
-            portable.strip_devices(meta_graph)
-            portable.name_assets(meta_graph)
-        write(saved_model, made)
-        return os.fsencode(_move(made, base))
+        return os.fsencode(_move(os.fsdecode(made), base))
 
 
 def _require_chief(estimator: Any) -> None:
@@ -158,17 +151,9 @@ def copy(saved_model: Any, source: str, target: str) -> None:
             tf.io.gfile.makedirs(place)
             for name in files:
                 tf.io.gfile.copy(os.path.join(folder, name), os.path.join(place, name))
-        write(saved_model, whole)
+        name, content = _BINARY, saved_model.SerializeToString(deterministic=True)
+        if tf.io.gfile.exists(os.path.join(whole, _TEXT)):
+            name, content = _TEXT, text_format.MessageToString(saved_model).encode()
+        with tf.io.gfile.GFile(os.path.join(whole, name), "wb") as file:
+            file.write(content)
         tf.io.gfile.rename(whole, target)
-
-
-def write(saved_model: Any, saved_model_dir: str) -> None:
-    """Writes a SavedModel proto over the one in a directory, in the same format."""
-    path = os.path.join(saved_model_dir, _TEXT)
-    if tf.io.gfile.exists(path):
-        content = text_format.MessageToString(saved_model).encode()
-    else:
-        path = os.path.join(saved_model_dir, _BINARY)
-        content = saved_model.SerializeToString(deterministic=True)
-    with tf.io.gfile.GFile(path, "wb") as file:
-        file.write(content)

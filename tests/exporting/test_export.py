@@ -227,16 +227,6 @@ def test_an_evaluation_is_exported_with_each_weight_once(building, counts, train
     assert found["loss"] == pytest.approx(np.mean(np.square(trained[1][:7])), abs=1e-5)
 
 
-def test_all_modes_share_one_set_of_variables(trained, tmp_path):
-    receivers = {"train": supervised, "eval": supervised, "infer": raw}
-    path = made(trained[0], 2).experimental_export_all_saved_models(str(tmp_path), receivers)
-    path = os.fsdecode(path)
-    assert {node.device for node in all_nodes(path)} == {""}
-    with replicate.load_exported(path) as predictor:
-        found = predictor({"features": ROWS[:3]})
-    np.testing.assert_allclose(found["y"], trained[1][:3], atol=1e-6)
-
-
 def test_text_is_written_where_text_is_asked_for(trained, tmp_path):
     path = os.fsdecode(
         replicate.export_saved_model(made(trained[0], 2), tmp_path, raw, as_text=True)
@@ -267,12 +257,6 @@ def test_the_chief_alone_exports_beside_parameter_servers(trained, tmp_path, mon
             with pytest.raises(errors.RunError, match="worker:0 was asked for one"):
                 replicate.export_saved_model(found, tmp_path, raw)
     assert len(os.listdir(tmp_path)) == 1
-
-
-def test_a_plain_estimator_is_exported_without_its_devices(trained, tmp_path):
-    plain = estimator.Estimator(network, config=estimator.RunConfig(model_dir=str(trained[0])))
-    path = os.fsdecode(replicate.export_saved_model(plain, tmp_path, raw))
-    assert {node.device for node in all_nodes(path)} == {""}
 
 
 class Owned(tf1.train.Scaffold):
