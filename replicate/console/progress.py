@@ -23,13 +23,13 @@ class Bar(NamedTuple):
         label: What is done, e.g. train.
         done: How many units are done.
         total: Where it ends; None where that is not known.
-        notes: Loss, speed and time left, then the same in fewer words; the first that fits counts.
+        note: Loss, speed and time left.
     """
 
     label: str
     done: int
     total: int | None
-    notes: Sequence[str] = ("",)
+    note: str = ""
 
     @property
     def units(self) -> str:
@@ -38,12 +38,10 @@ class Bar(NamedTuple):
 
     def row(self, columns: int) -> str:
         """Returns the row of a terminal that shows it."""
-        room = columns - _LEAST_BAR - len(f"{self.label} {self.units}   ")
-        note = next((note for note in self.notes if len(note) <= room), "")
-        end = f"{self.units}  {note}".rstrip()
-        width = columns - len(f"{self.label} {end} ")
+        end = f"{self.units}  {self.note}".rstrip()
+        width = max(columns - len(f"{self.label}  {end}"), _LEAST_BAR)
         full = width * self.done // self.total if self.total else 0
-        return f"{self.label} {'#' * full}{'.' * (width - full)} {end}"
+        return f"{self.label} {'#' * full}{'.' * (width - full)} {end}"[:columns]
 
 
 class Display:
@@ -236,7 +234,7 @@ class Task:
         if loss is not None:
             self._loss = f"loss {loss:.4g}"
         is_multiple = done // self._every > self.bar.done // self._every
-        self.bar = self.bar._replace(done=done, notes=self._notes(done))
+        self.bar = self.bar._replace(done=done, note=self._note(done))
         if now - self._shown_at > _SHOWN_EVERY or done == self.bar.total:
             self._shown_at = now
             self._display.show_task()
@@ -248,7 +246,7 @@ class Task:
     def _show_line(self) -> None:
         if not self._display.has_bars:
             self._in_line = self.bar.done
-            line = f"{self.bar.label} {self.bar.units}  {self.bar.notes[0]}".rstrip()
+            line = f"{self.bar.label} {self.bar.units}  {self.bar.note}".rstrip()
             self._display.tell({"line": line})
             self._display.say(line)
 
@@ -271,8 +269,8 @@ class Task:
             self._show_line()
         self._display.end(self)
 
-    def _notes(self, done: int) -> tuple[str, ...]:
-        """Returns loss, speed and time left; then the same without the speed, and the loss."""
+    def _note(self, done: int) -> str:
+        """Returns loss, speed and time left."""
         speed = left = ""
         if len(self._times) > 1 and self._first is not None:
             (first_time, *first), (last_time, *last) = self._times[0], self._times[-1]
@@ -285,8 +283,7 @@ class Task:
                 began, begun = self._first
                 pace = (last_time - began) / (done - begun)  # evaluations take their time as well
                 left = f"{clock((self.bar.total - done) * pace)} left"
-        choices = (self._loss, speed, left), (self._loss, left), (left,)
-        return tuple("  ".join(filter(None, parts)) for parts in choices)
+        return "  ".join(filter(None, (self._loss, speed, left)))
 
 
 def clock(seconds: float) -> str:

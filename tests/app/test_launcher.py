@@ -43,7 +43,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "stubborn" else end)
 line.tell({"state": "trains"})
 for step in range(0, 21, 10):
     text = f"train {step}/20"
-    line.tell({"task": 0, "bar": ["train", step, 20, ["loss 2.5"]]})
+    line.tell({"task": 0, "bar": ["train", step, 20, "loss 2.5"]})
     line.tell({"line": text})
     print(text, file=sys.stderr, flush=True)
 print("a line of", name, file=sys.stderr, flush=True)
