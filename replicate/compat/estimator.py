@@ -27,15 +27,15 @@ class Row(NamedTuple):
         name: Dotted name of what is missing.
         missing_since: The first TensorFlow without it.
         why: What tensorflow-estimator does with it.
-        added: What stands in for it.
         add: Adds it; called only where it is missing.
+        today: What it is called today, if there is such a name.
     """
 
     name: str
     missing_since: str
     why: str
-    added: str
     add: Callable[["Row"], None]
+    today: str = ""
 
     def is_missing(self) -> bool:
         """Whether this TensorFlow lacks it, and nobody has added it yet."""
@@ -64,7 +64,10 @@ def _add_export_name(row: Row) -> None:
 
 
 def _add_module(row: Row, **members: Any) -> None:
-    """Adds a module with these members; other names say that TensorFlow lacks them."""
+    """Adds a module with these members; other names say that TensorFlow lacks them.
+
+    So TPUEstimator loads, and runs with use_tpu=False.
+    """
 
     def missing(name: str) -> Any:
         if name.startswith("__"):
@@ -75,7 +78,7 @@ def _add_module(row: Row, **members: Any) -> None:
             "for it."
         )
 
-    module = ModuleType(row.name, f"Added by replicate: {row.added}.")
+    module = ModuleType(row.name, f"Added by replicate, to {row.why}.")
     vars(module).update(members, __getattr__=missing)
     sys.modules[row.name] = module
 
@@ -132,40 +135,23 @@ def _add_embedding(row: Row) -> None:
     _add_module(row, **{name: type(name, (), {}) for name in _EMBEDDING_OPTIMIZERS})
 
 
-_REASONS: tuple[tuple[str, str, str, Callable[[Row], None]], ...] = (
-    (
-        "util.tf_export.ESTIMATOR_API_NAME",
-        "mark each of its symbols with the name that it has in tf.estimator",
-        'the name, and its rows "estimator" in API_ATTRS and API_ATTRS_V1',
-        _add_export_name,
-    ),
-    (
-        "distribute.estimator_training",
-        "set up a RunConfig with train_distribute, and run it over a cluster",
-        "a module that does the first and refuses the second",
-        _add_coordinator,
-    ),
-    (
-        "tpu.session_support",
-        "watch over the workers of a TPU",
-        "an empty module, so that TPUEstimator loads and runs with use_tpu=False",
-        _add_module,
-    ),
-    (
-        "tpu.tpu_embedding",
-        "place embeddings on a TPU",
-        "a module with the classes of optimizer parameters, so that TPUEstimator loads",
-        _add_embedding,
-    ),
-    (
-        "tpu.tpu_embedding_gradient",
-        "train embeddings on a TPU",
-        "an empty module, so that TPUEstimator loads",
-        _add_module,
-    ),
-)
 ROWS = tuple(
-    Row(f"tensorflow.python.{name}", "2.16", why, added, add) for name, why, added, add in _REASONS
+    Row(f"tensorflow.python.{name}", "2.16", why, add)
+    for name, why, add in (
+        (
+            "util.tf_export.ESTIMATOR_API_NAME",
+            "mark each of its symbols with the name that it has in tf.estimator",
+            _add_export_name,
+        ),
+        (
+            "distribute.estimator_training",
+            "set up a RunConfig with train_distribute, and run it over a cluster",
+            _add_coordinator,
+        ),
+        ("tpu.session_support", "watch over the workers of a TPU", _add_module),
+        ("tpu.tpu_embedding", "place embeddings on a TPU", _add_embedding),
+        ("tpu.tpu_embedding_gradient", "train embeddings on a TPU", _add_module),
+    )
 )
 
 

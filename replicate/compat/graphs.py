@@ -102,7 +102,7 @@ class PerGraph(Generic[Value]):
         if tf.compat.v1.executing_eagerly_outside_functions():
             self._eager = self._eager or [self._make()]
             return self._eager[0]
-        with tfc.ops.init_scope():
+        with tf.init_scope():
             graph = tf.compat.v1.get_default_graph()
         if graph not in self._found:
             self._found[graph] = self._make()

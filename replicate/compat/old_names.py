@@ -18,9 +18,9 @@ _ESTIMATORS = "tensorflow_estimator.python.estimator"
 
 def _add_moved(row: estimator.Row) -> None:
     """Shows by its old name what has another one today."""
-    if row.added.startswith(_ESTIMATORS):
+    if row.today.startswith(_ESTIMATORS):
         estimator.load_v1()
-    found = pkgutil.resolve_name(row.added)
+    found = pkgutil.resolve_name(row.today)
     if isinstance(found, ModuleType):
         _show(found, row.name)
     else:
@@ -92,32 +92,26 @@ _MOVED = {
 
 ROWS = (
     *(
-        estimator.Row(name, since, why, added, _add_moved)
+        estimator.Row(name, since, why, _add_moved, today)
         for (why, since), names in _MOVED.items()
-        for name, added in names.items()
+        for name, today in names.items()
     ),
     estimator.Row(
-        name="tf_keras.legacy_tf_layers",
-        missing_since="2.15",
-        why="slim's batch norm is TensorFlow's, which looks for its layer there",
-        added="the modules of tf_keras.src.legacy_tf_layers",
-        add=_add_legacy_layers,
+        "tf_keras.legacy_tf_layers",
+        "2.15",
+        "slim's batch norm is TensorFlow's, which looks for its layer there",
+        _add_legacy_layers,
     ),
     estimator.Row(
-        name="tensorflow.python.estimator",
-        missing_since="2.16",
-        why="DeepCTR and EasyRec import heads, optimizers, exporters of canned estimators",
-        added="the modules of tensorflow-estimator",
-        add=_add_estimators,
+        "tensorflow.python.estimator",
+        "2.16",
+        "DeepCTR and EasyRec import heads, optimizers, exporters of canned estimators",
+        _add_estimators,
     ),
 )
 
 
 def add_missing() -> list[str]:
     """Adds what this TensorFlow lacks of the names above; returns those that were added."""
-    rows = [row for row in ROWS if _has_parent(row)]
-    return estimator.add_missing(rows)
-
-
-def _has_parent(row: estimator.Row) -> bool:
-    return importlib.util.find_spec(row.name.split(".")[0]) is not None
+    is_there = importlib.util.find_spec
+    return estimator.add_missing([row for row in ROWS if is_there(row.name.split(".")[0])])

@@ -70,7 +70,6 @@ class Door:
 
 ops = Door(
     "tensorflow.python.framework.ops",
-    init_scope="lifts variable creation out of functions and control flow",
     _default_graph_stack="which graph is a thread's default one; see compat/graphs",
     SymbolicTensor="a Saver of a dict takes a tensor for the variable that it restores",
 )

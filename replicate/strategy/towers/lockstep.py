@@ -54,7 +54,7 @@ class Inheritance:
     def __init__(self) -> None:
         self.graph = tf1.get_default_graph()
         self.eager = tf.executing_eagerly()
-        with tfc.ops.init_scope():
+        with tf.init_scope():
             self._outer_graph = tf1.get_default_graph()
             self._outer_eager = tf.executing_eagerly()
         self._policy = tfc.eager_context.context().device_policy

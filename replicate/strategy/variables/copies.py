@@ -120,7 +120,7 @@ def lifted(kwargs: types.Arguments, is_alike: bool) -> Iterator[None]:
         yield
         return
     kwargs["experimental_enable_variable_lifting"] = False  # or the function's creator makes it
-    with tfc.ops.init_scope():
+    with tf.init_scope():
         yield
 
 
@@ -156,6 +156,6 @@ def keep_reads_beside(variable: tf.Variable) -> tf.Variable:
 def outermost() -> Iterator[None]:
     """Leaves the scopes, and the function, in which a variable happens to be used."""
     in_graph = not tf1.executing_eagerly_outside_functions()
-    lifted = tfc.ops.init_scope() if in_graph else contextlib.nullcontext()
+    lifted = tf.init_scope() if in_graph else contextlib.nullcontext()
     with lifted, tf1.control_dependencies(None), tf1.name_scope(None), tf1.device(None):
         yield
