@@ -62,7 +62,8 @@ def test_a_training_and_an_evaluation_leave_a_line_each(model, shown):
     # The loss before the third step: w is 1 / 4.
     assert re.fullmatch(r"train 3  loss 0\.03125  \d\.\d steps/s", shown.written[-1])
     rows = [row for row in shown.getvalue().split("\033") if "train .." in row]
-    assert [re.search(r"\. (\d)", row)[1] for row in rows] == ["0", "1", "2", "3", "3"]
+    assert len(rows) == 4  # after each step, whose number may be that before it, and at the end
+    assert ". 3  loss" in rows[-1]
     model.evaluate(input_fn)
     assert re.fullmatch(r"evaluate 3  \d\.\d steps/s", shown.written[-1])
     assert len(shown.written) == 2

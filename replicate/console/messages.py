@@ -86,8 +86,8 @@ def _tell(text: str, level: int) -> None:
     if text in _said:
         return
     _said.add(text)
-    is_shown = log.isEnabledFor(logging.WARNING) and not log.hasHandlers()
-    if is_shown and (_shows_news or level > logging.INFO):
+    is_set_up = log.hasHandlers() or not log.isEnabledFor(logging.WARNING)
+    if sys.stderr is not None and not is_set_up and (_shows_news or level > logging.INFO):
         streams.write(f"{for_stream(text, sys.stderr)}\n", sys.stderr)
     else:
         log.log(level, "%s", text)
