@@ -78,6 +78,8 @@ class ProgressHook(tf1.train.SessionRunHook):
         self, run_context: tf1.train.SessionRunContext, run_values: tf1.train.SessionRunValues
     ) -> None:
         """See base class."""
+        if self._display.quiet:
+            return
         before, *loss = run_values.results or [self._count]
         self._count += 1
         self._task.update(int(before) + 1, *loss)

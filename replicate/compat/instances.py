@@ -129,7 +129,6 @@ TAKEN = tuple(
     hook that saves:
         _timer | checkpoints are saved at multiples of steps, wherever a run began
     scaffold:
-        _init_fn | a function that sets initial values may draw random numbers
         _saver | a scaffold of the user's own class gets another Saver
         _summary_op | summaries that a model merges by itself are run with a step
     estimator:

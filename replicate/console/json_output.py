@@ -38,8 +38,7 @@ def alone() -> Iterator[TextIO]:
 
 def write(value: Json, file: TextIO) -> None:
     """Writes plain data as one line of JSON."""
-    is_ascii = not streams.is_unicode(file)
-    file.write(json.dumps(value, allow_nan=False, ensure_ascii=is_ascii) + "\n")
+    file.write(json.dumps(value, allow_nan=False, ensure_ascii=False) + "\n")
     file.flush()
 
 

@@ -1,11 +1,15 @@
 """File descriptors and text streams of this process."""
 
+import codecs
 import contextlib
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from typing import TextIO
+
+_SPELL_OUT = "replicate.spell_out"
 
 
 def open_missing() -> None:
@@ -24,15 +28,19 @@ def open_missing() -> None:
 
 
 def spell_out(*streams: TextIO) -> None:
-    """Lets streams that are not Unicode spell out what they lack."""
+    r"""Lets streams that are not Unicode write what they lack as `\uXXXX`, as JSON does."""
+    codecs.register_error(_SPELL_OUT, _spelt_out)
     for stream in streams:
-        if not is_unicode(stream) and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+        encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
+        if not encoding.startswith("utf") and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=_SPELL_OUT)
 
 
-def is_unicode(stream: TextIO) -> bool:
-    """Tells whether a stream takes every character."""
-    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+def _spelt_out(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = json.dumps(error.object[error.start : error.end])
+    return text[1:-1], error.end
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -1,6 +1,5 @@
 """A document on stdout stands alone, whatever a model prints."""
 
-import io
 import json
 import os
 import pathlib
@@ -50,15 +49,6 @@ def test_a_stdout_that_is_not_the_process_s_own_is_spared_as_well(capsys):
     print("after")
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("[1.5]\nafter\n", "from python\n")
-
-
-@pytest.mark.parametrize(
-    ("encoding", "written"), [("ascii", b'["\\u00fc"]\n'), ("utf-8", '["ü"]\n'.encode())]
-)
-def test_json_is_what_the_stream_can_hold(encoding, written):
-    file = io.TextIOWrapper(raw := io.BytesIO(), encoding)
-    json_output.write(["ü"], file)
-    assert raw.getvalue() == written
 
 
 def test_what_json_has_no_word_for_is_refused(capsys):
