@@ -9,7 +9,7 @@ from replicate import choices, progress, types
 from replicate import devices as device_names
 from replicate.compat import collector
 from replicate.compat.tensorflow import tf
-from replicate.console import messages
+from replicate.console import failures, messages
 from replicate.exporting import saver
 from replicate.graph import batches
 from replicate.splitting import batches as splitting_batches
@@ -160,15 +160,10 @@ class ReplicatedModelFn:
 def _from_user_on(traceback: TracebackType | None) -> TracebackType | None:
     """Returns what a traceback has behind our frames that lead to code of the user's, if any."""
     found = behind = traceback and traceback.tb_next
-    while found is not None and _is_ours(found.tb_frame.f_code.co_filename):
+    while found is not None and failures.is_ours(found.tb_frame.f_code.co_filename):
         found = found.tb_next
     is_wanted = os.environ.get("REPLICATE_DEBUG") == "1"
     return behind if found is None or is_wanted else found
-
-
-def _is_ours(file: str) -> bool:
-    here = os.path.dirname(__file__) + os.sep
-    return file.startswith(here) and not file.startswith(f"{here}examples")
 
 
 class _Call(NamedTuple):

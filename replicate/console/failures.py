@@ -1,9 +1,9 @@
 """What went wrong, as text for the person who ran the command."""
 
 import math
+import os
 import re
 import traceback
-from pathlib import Path
 
 from replicate import errors
 from replicate.console import messages
@@ -48,9 +48,13 @@ def located(error: BaseException) -> str:
 
 def _users_line(error: BaseException) -> str:
     """Returns `file:line: ` of the innermost line that is neither ours nor a library's."""
-    ours = str(Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        is_ours = frame.filename.startswith(ours) and "examples" not in frame.filename
-        if not is_ours and not any(part in frame.filename for part in _LIBRARIES):
+        if not is_ours(frame.filename) and not any(one in frame.filename for one in _LIBRARIES):
             return f"{frame.filename}:{frame.lineno}: "
     return ""
+
+
+def is_ours(file: str) -> bool:
+    """Tells whether a file is this package's; its examples are as a user's."""
+    here = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    return file.startswith(here) and not file.startswith(f"{here}examples")
