@@ -54,14 +54,6 @@ def entered_with(around: Around) -> Iterator[None]:
             setattr(stack, _NAME, before)
 
 
-def reshaped(tensor: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor in another shape; in a graph in a third of the time of `tf.reshape`."""
-    if tf.executing_eagerly():
-        return tf.reshape(tensor, shape)
-    graph = tf.compat.v1.get_default_graph()
-    return graph._create_op_internal("Reshape", [tensor, shape], [tensor.dtype]).outputs[0]
-
-
 def added(graph: tf.Graph) -> dict[str, dict[str, Any]]:
     """Returns what a graph adds to each operation of some types, to be given to `set_added`."""
     return {name: getattr(graph, name) for name in _ADDED}

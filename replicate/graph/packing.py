@@ -3,10 +3,7 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from replicate import types
-from replicate.compat import graphs
 from replicate.compat.tensorflow import tf
 from replicate.graph import reductions
 
@@ -35,7 +32,8 @@ _EXACT = (tf.float16, tf.float32, tf.float64, tf.int32)  # in float64
 class Packing:
     """Which of N tensors travel together, flat and end to end.
 
-    A tensor whose shape only a run tells travels alone.
+    Those of a pack that are alike but for their first dimension are put end to end as they are, so
+    that few operations make a pack. A tensor whose shape only a run tells travels alone.
 
     Args:
         rows: K x N dense tensors; a column has one shape and dtype.
@@ -82,7 +80,9 @@ class Packing:
         """
         with reductions.on(device):
             packed = [
-                _end_to_end([row[n] for n in members]) if len(members) > 1 else row[members[0]]
+                _end_to_end([[row[n] for n in alike] for alike in self._alike(members)])
+                if len(members) > 1
+                else row[members[0]]
                 for members in self.packs
             ]
             return packed if counts is True else reductions.masked(packed, counts)
@@ -90,21 +90,34 @@ class Packing:
     def unpack(self, packed: Sequence[tf.Tensor], device: str | None = None) -> list[tf.Tensor]:
         """Returns a row's N tensors again, on the row's device."""
         row: dict[int, tf.Tensor] = {}
-        for members, tensor in zip(self.packs, packed, strict=True):
-            parts = [tensor] if len(members) == 1 else self._cut(members, tensor, device)
-            row.update(zip(members, parts, strict=True))
+        with reductions.on(device):
+            for members, tensor in zip(self.packs, packed, strict=True):
+                row.update(self._cut(members, tensor) if len(members) > 1 else {members[0]: tensor})
         return [row[n] for n in range(len(row))]
 
-    def _cut(self, members: Sequence[int], flat: tf.Tensor, device: str | None) -> list[tf.Tensor]:
-        """Returns the tensors of one pack again, on a device."""
-        shapes = [tuple(self._shapes[n].as_list()) for n in members]
-        with reductions.on(device):
-            constants = {shape: _lengths(shape) for shape in dict.fromkeys(shapes)}
-            parts = tf.split(flat, [math.prod(shape) for shape in shapes])
-            return [
-                part if len(shape) == 1 else graphs.reshaped(part, constants[shape])
-                for shape, part in zip(shapes, parts, strict=True)
-            ]
+    def _alike(self, members: Sequence[int]) -> list[list[int]]:
+        """Returns the columns of a pack; those are together that differ in their first dimension."""
+        alike: dict[tuple[int, ...] | None, list[int]] = {}
+        for n in members:
+            shape = self._shapes[n]
+            alike.setdefault(tuple(shape[1:].as_list()) if shape.rank else None, []).append(n)
+        return list(alike.values())
+
+    def _cut(self, members: Sequence[int], flat: tf.Tensor) -> dict[int, tf.Tensor]:
+        """Returns the tensors of one pack again, by their columns."""
+        alike = self._alike(members)
+        sizes = [sum(self._shapes[n].num_elements() for n in columns) for columns in alike]
+        found: dict[int, tf.Tensor] = {}
+        for columns, part in zip(alike, _split(flat, sizes), strict=True):
+            shapes = [self._shapes[n].as_list() for n in columns]
+            if not shapes[0]:
+                parts = tf.unstack(part, len(columns))
+            else:
+                lengths, inner = [shape[0] for shape in shapes], shapes[0][1:]
+                joined = tf.reshape(part, [sum(lengths), *inner]) if inner else part
+                parts = _split(joined, lengths)
+            found.update(zip(columns, parts, strict=True))
+        return found
 
 
 def sent(tensors: Sequence[tf.Tensor], source: str | None, target: str | None) -> list[tf.Tensor]:
@@ -124,15 +137,26 @@ def sent(tensors: Sequence[tf.Tensor], source: str | None, target: str | None) -
         return tf.raw_ops.OptionalGetValue(optional=held, output_types=types_, output_shapes=shapes)
 
 
-def _lengths(shape: Sequence[int]) -> tf.Tensor:
-    # NOTE: of a scalar's shape a plain list would not tell the dtype.
-    return tf.constant(np.array(shape, np.int32))
+def _end_to_end(alike: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
+    """Returns tensors of one dtype, flat, one after the other.
+
+    Args:
+        alike: Lists of tensors that are alike but for the first dimension, if they have one.
+    """
+    flat = []
+    for tensors in alike:
+        rank, joined = tensors[0].shape.rank, tensors[0]
+        if rank == 0:
+            joined = tf.stack(tensors)
+        elif len(tensors) > 1:
+            joined = tf.concat(tensors, 0)
+        flat.append(tf.reshape(joined, [-1]) if rank > 1 else joined)
+    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
 
-def _end_to_end(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns tensors of one dtype, flat, one after the other."""
-    flat = _lengths([-1])
-    return tf.concat([t if t.shape.rank == 1 else graphs.reshaped(t, flat) for t in tensors], 0)
+def _split(tensor: tf.Tensor, lengths: Sequence[int]) -> list[tf.Tensor]:
+    """Returns the parts of a tensor, cut along its first dimension."""
+    return [tensor] if len(lengths) == 1 else tf.split(tensor, lengths)
 
 
 def _static_shape(column: Sequence[tf.Tensor]) -> tf.TensorShape:

@@ -1,5 +1,6 @@
 """Which tensors share a transfer, and as what they travel."""
 
+import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf
@@ -53,6 +54,24 @@ def test_a_transfer_is_not_larger_than_the_limit(fresh_graph):
     tensors = [tf.zeros([packing.PACK_BYTES // 4 - 1]), tf.zeros([2]), tf.zeros([2])]
     assert packs(tensors) == [[0], [1, 2]]
     assert packs(tensors[1:], 0) == [[0], [1]]  # none share one
+
+
+def test_a_pack_gives_back_what_it_holds(session):
+    shapes = [[3, 2], [], [4], [1, 2], [], [0, 2], [2, 2, 2], [5, 0], [1]]
+    tensors = [tf.random.stateless_uniform(shape, [1, n]) for n, shape in enumerate(shapes)]
+    plan = packing.Packing([tensors])
+    (flat,) = plan.pack(tensors)
+    assert flat.shape == [6 + 1 + 4 + 2 + 1 + 0 + 8 + 0 + 1]
+    for found, tensor in zip(*session.run((plan.unpack([flat]), tensors)), strict=True):
+        np.testing.assert_array_equal(found, tensor, strict=True)
+
+
+def test_tensors_that_differ_in_length_alone_are_packed_by_one_operation(fresh_graph):
+    tensors = [tf.zeros([length, 2]) for length in range(1, 50)]
+    plan, before = packing.Packing([tensors]), len(fresh_graph.get_operations())
+    plan.unpack(plan.pack(tensors))
+    added = [op.type for op in fresh_graph.get_operations()[before:] if op.type != "Const"]
+    assert added == ["ConcatV2", "Reshape", "Reshape", "SplitV"]
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(2, 4 << 20), (32, 4 << 20), (1000, 125 << 20)])

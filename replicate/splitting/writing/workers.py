@@ -99,8 +99,10 @@ class Place:
         self._home = home
         self.first_row = 0
         self._dynamic: WorkerRuns | None = None
+        self._static_bounds: list[tuple[int, int]] = []
         if isinstance(batch.rows, int):
             self.first_row = batch.rows * workers.position
+            self._static_bounds = runs.static_bounds(batch.rows, num_devices)
         else:
             with _at(home):
                 self._dynamic = self._of_dynamic(batch.rows)
@@ -122,10 +124,9 @@ class Place:
         def number(value: Any) -> Reference:
             return nodes.constant(np.int32(value), self._home)
 
-        bounds = runs.static_bounds(rows, self._own_devices)
         everywhere = here._replace(
             total=number(rows * workers.size),
-            begins=[number(self.first_row + begin) for begin, _ in bounds],
+            begins=[number(self.first_row + begin) for begin, _ in self._static_bounds],
             sum=None if here.is_exact else number(workers.size * self._own_devices),
         )
         return WorkerRuns(everywhere, here, number([rows] * workers.size))
@@ -133,7 +134,7 @@ class Place:
     def bounds(self, k: int) -> tuple[Any, Any]:
         """Returns the first row of device k in this worker, and the row after its last one."""
         if self._dynamic is None:
-            return runs.static_bounds(self.batch.rows, self._own_devices)[k]
+            return self._static_bounds[k]
         here = self._dynamic.here
         begin: Any = here.begins[k]
         return begin, begin + here.lengths[k]
