@@ -79,6 +79,7 @@ class Wire(NamedTuple):
 
 
 PLAIN = Wire()
+_SHARED = Wire(is_shared=True)
 
 Algorithm: TypeAlias = Callable[[Rows, Sequence[str], Wire], list[list[tf.Tensor]]]
 """Takes K x M tensors, the K devices and how tensors travel; returns K x M sums."""
@@ -117,7 +118,8 @@ def transferred(
         reductions.require_sum(tensor.dtype)
     most = packing.even_share(rows[0], len(devices)) if is_spread else math.inf
     plan = packing.Packing(rows, pack_bytes, most)
-    packed = _packed(plan, rows, devices, has_rows)
+    counts = [True] * len(devices) if has_rows is None else has_rows
+    packed = [plan.pack(*each) for each in zip(rows, devices, counts, strict=True)]
     summed = algorithm(packed, devices, Wire(transfer_dtype, pack_bytes > 0))
     return [plan.unpack(row, device) for row, device in zip(summed, devices, strict=True)]
 
@@ -126,19 +128,18 @@ def batch_sum_onto(
     columns: Sequence[Sequence[types.Gradient]],
     sources: Sequence[str],
     places: Sequence[Sequence[str]],
-    pack_bytes: int = 0,
     has_rows: HasRows | None = None,
     over_workers: Callable[[list[types.Gradient]], list[types.Gradient]] | None = None,
 ) -> list[list[types.Gradient]]:
     """Sums N columns, each onto places of its own: on the first, and copied to the others.
+
+    In a graph all dense tensors that one device sends to another share a transfer.
 
     Args:
         columns: N lists of tensors or IndexedSlices, a tensor for each source; others are summed
             as they are.
         sources: K canonical names of the devices that hold them.
         places: For each column the canonical names of the devices that get its sum.
-        pack_bytes: Dense tensors of up to this many bytes that go to the same places are made
-            end to end, and all that one device sends to another shares a transfer; 0: none does.
         has_rows: See `transferred`.
         over_workers: Takes the sums of this worker's rows, and returns those of all workers,
             where they were; None: there is one worker.
@@ -155,34 +156,24 @@ def batch_sum_onto(
     for n, column in enumerate(columns):
         is_alone = len(column) != len(sources) or is_sparse(column)
         (alone if is_alone else together.setdefault(tuple(places[n]), [])).append(n)
-    wire = Wire(is_shared=pack_bytes > 0)
-    plans, summed = [], [_sum_alone(columns[n], places[n][0], has_rows) for n in alone]
+    summed = [_sum_alone(columns[n], places[n][0], has_rows) for n in alone]
     for targets, members in together.items():
-        part = list(zip(*(columns[n] for n in members), strict=True))
-        plan = packing.Packing(part, pack_bytes)
-        packed = _sums(_packed(plan, part, sources, has_rows), sources, targets[0], wire)
-        if over_workers is not None:  # who make packs of their own
-            packed, plan = plan.unpack(packed, targets[0]), packing.Packing(part, 0)
-        summed += packed
-        plans.append((targets, members, plan))
+        rows = zip(*(reductions.require_alike(columns[n]) for n in members), strict=True)
+        counted = [
+            row if counts is True else reductions.masked(row, counts)
+            for row, counts in zip(rows, has_rows or [True] * len(sources), strict=True)
+        ]
+        summed += _sums(counted, sources, targets[0], _SHARED)
     found = iter(summed if over_workers is None else over_workers(summed))
     sums: dict[int, list[types.Gradient]] = {}
     for n in alone:
         whole = next(found)
         sums[n] = [whole, *(reductions.copy_onto(whole, place) for place in places[n][1:])]
-    for targets, members, plan in plans:
-        packed = [next(found) for _ in plan.packs]
-        copies = [packed, *wire.spread(packed, targets[0], targets[1:])]
-        own = [plan.unpack(copy, target) for copy, target in zip(copies, targets, strict=True)]
-        sums.update(zip(members, map(list, zip(*own, strict=True)), strict=True))
+    for targets, members in together.items():
+        own = [next(found) for _ in members]
+        copies = [own, *_SHARED.spread(own, targets[0], targets[1:])]
+        sums.update(zip(members, map(list, zip(*copies, strict=True)), strict=True))
     return [sums[n] for n in range(len(columns))]
-
-
-def _packed(
-    plan: packing.Packing, rows: Rows, devices: Sequence[str], has_rows: HasRows | None
-) -> list[list[tf.Tensor]]:
-    counts = [True] * len(devices) if has_rows is None else has_rows
-    return [plan.pack(*each) for each in zip(rows, devices, counts, strict=True)]
 
 
 def is_sparse(column: Sequence[types.Gradient]) -> bool:

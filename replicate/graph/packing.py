@@ -96,7 +96,7 @@ class Packing:
         return [row[n] for n in range(len(row))]
 
     def _alike(self, members: Sequence[int]) -> list[list[int]]:
-        """Returns the columns of a pack; those are together that differ in their first dimension."""
+        """Returns the columns of a pack: lists of those that only differ in length."""
         alike: dict[tuple[int, ...] | None, list[int]] = {}
         for n in members:
             shape = self._shapes[n]

@@ -20,7 +20,8 @@ class CrossDeviceOps:
 
     Args:
         pack_bytes: Tensors of up to this many bytes are made end to end, and all that one device
-            sends to another at once shares a transfer; 0: each tensor travels alone.
+            sends to another at once shares a transfer; 0: each tensor travels alone. What is not
+            reduced to all devices always shares transfers.
         transfer_dtype: `tf.float16` or `tf.bfloat16` for floating tensors on their way;
             None: their own. Halves the bytes, and rounds.
 
@@ -86,7 +87,7 @@ class CrossDeviceOps:
             copies.update(zip(together, map(list, zip(*summed, strict=True)), strict=True))
         alone = [n for n in range(len(columns)) if n not in copies]
         others, targets = [columns[n] for n in alone], [places[n] for n in alone]
-        reduced = all_reduce.batch_sum_onto(others, workers, targets, self._pack_bytes, has_rows)
+        reduced = all_reduce.batch_sum_onto(others, workers, targets, has_rows)
         copies.update(zip(alone, reduced, strict=True))
         if aggregation == tf.VariableAggregation.MEAN:
             for n, (parts, place) in enumerate(zip(columns, places, strict=True)):

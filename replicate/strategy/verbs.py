@@ -7,7 +7,7 @@ from typing import Any
 from replicate import devices as device_names
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import all_reduce, collectives, packing, reductions
+from replicate.graph import all_reduce, collectives, reductions
 from replicate.strategy import context, conversion, extended
 from replicate.strategy.variables import values, variables
 
@@ -201,11 +201,9 @@ class Verbs(tf.distribute.Strategy):
             has_rows: K bools, or bool tensors of shape []: what counts in a sum; None: all.
         """
         workers = self.workers
-        pack_bytes = 0 if tf.executing_eagerly() else packing.SMALL_BYTES
         totals = None if workers.is_alone else _staying(workers.totals)
-        reduced = all_reduce.batch_sum_onto(
-            columns, self._worker_devices, places, pack_bytes, has_rows, totals
-        )
+        devices = self._worker_devices
+        reduced = all_reduce.batch_sum_onto(columns, devices, places, has_rows, totals)
         if aggregation == variables.MEAN:
             for copies, parts, place in zip(reduced, columns, places, strict=True):
                 number = workers.size * len(parts)

@@ -109,19 +109,11 @@ def crossings(graph):
     return len(found)
 
 
-def test_packed_tensors_share_a_transfer():
-    def transfers(pack_bytes):
-        with tf.Graph().as_default() as graph:
-            rows = placed(values(2, [(4,)] * 10), ["/device:GPU:0", "/device:GPU:1"])
-            places = [["/device:GPU:2"]] * 10
-            columns = list(zip(*rows, strict=True))
-            gpus = ["/device:GPU:0", "/device:GPU:1"]
-            all_reduce.batch_sum_onto(columns, gpus, places, pack_bytes)
-            return crossings(graph)
-
-    assert transfers(0) == 2 * 10
-    assert transfers(16) == 2  # 4 numbers of 4 bytes are small enough to be made one
-    assert transfers(15) == 2  # of which each is a tensor of its own
+def test_what_one_device_sends_to_another_shares_a_transfer(fresh_graph):
+    gpus = [f"/device:GPU:{k}" for k in range(4)]
+    columns = list(zip(*placed(values(2, [(4,), (3, 2)] * 5), gpus[:2]), strict=True))
+    all_reduce.batch_sum_onto(columns, gpus[:2], [gpus[2:]] * 10)
+    assert crossings(fresh_graph) == 3  # two devices' parts, and the sums
 
 
 def test_hierarchy_crosses_between_groups_once_each_way():
@@ -142,19 +134,18 @@ def test_each_sum_goes_to_its_own_place(session):
     rows = values(3, [(2,), (2,), (3,)])
     places = ["/device:CPU:4", "/device:CPU:5", "/device:CPU:4"]
     columns = list(zip(*placed(rows, cpus(3)), strict=True))
-    found = all_reduce.batch_sum_onto(columns, cpus(3), [[place] for place in places], 1000)
+    found = all_reduce.batch_sum_onto(columns, cpus(3), [[place] for place in places])
     sums = [total for (total,) in found]
     assert [total.device for total in sums] == places
     require_sums([session.run(sums)], rows)
 
 
-@pytest.mark.parametrize("pack_bytes", [0, 1000])
-def test_what_does_not_count_is_left_out_and_copies_go_to_all_places(session, pack_bytes):
+def test_what_does_not_count_is_left_out_and_copies_go_to_all_places(session):
     rows = values(3, [(2,), (2, 2)])
     columns = list(zip(*placed(rows, cpus(3)), strict=True))
     counts = [True, False, tf.constant(True)]
     places = ["/device:CPU:1", "/device:CPU:4"]
-    found = all_reduce.batch_sum_onto(columns, cpus(3), [places] * 2, pack_bytes, counts)
+    found = all_reduce.batch_sum_onto(columns, cpus(3), [places] * 2, counts)
     assert [[copy.device for copy in copies] for copies in found] == [places] * 2
     for copies in zip(*session.run(found), strict=True):
         require_sums([copies], [rows[0], rows[2]])
@@ -166,7 +157,7 @@ def test_slices_stay_slices_in_a_batch(session):
         return [dense, tf.IndexedSlices(tf.constant([[x]]), tf.constant([1])), dense]
 
     columns, places = list(zip(row(1.0), row(2.0), strict=True)), [["/device:CPU:2"]] * 3
-    found = all_reduce.batch_sum_onto(columns, cpus(2), places, 1000)
+    found = all_reduce.batch_sum_onto(columns, cpus(2), places)
     first, sliced, last = (total for (total,) in found)
     assert isinstance(sliced, tf.IndexedSlices)
     found = session.run([first, sliced.values, last])
