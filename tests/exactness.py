@@ -6,6 +6,7 @@ shape, so both runs begin alike.
 """
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -300,7 +301,7 @@ def require_one_device(
 
     Args:
         model: A model_fn.
-        batches: See `run`.
+        batches: See `run`; the same object is run on one device once for several strategies.
         mode: See `run`.
         optimizer_fn: See `replicate_model_fn`; on one device it steps inside the model.
         is_static: See `run`.
@@ -309,10 +310,9 @@ def require_one_device(
         tolerance: Relative and absolute.
         **options: Of `replicate_model_fn`.
     """
-    single = reference or model
-    if optimizer_fn is not None and mode == "train":
-        single = stepping(single, optimizer_fn)
-    expected = run(single, batches, mode, is_static, fetch)
+    inside = optimizer_fn if mode == "train" else None
+    given = _Same(reference or model), inside, _Same(batches), mode, is_static, fetch
+    expected = _on_one_device(*given)
     with quiet():
         replicated = model_fn.replicate_model_fn(model, optimizer_fn, **options)
         found = run(replicated, batches, mode, is_static, fetch)
@@ -320,3 +320,22 @@ def require_one_device(
         with named(part):
             compare(getattr(found, part), getattr(expected, part), *tolerance)
     return found
+
+
+class _Same(NamedTuple):
+    """An object that equals itself alone."""
+
+    value: Any
+
+    def __eq__(self, other):
+        return self.value is other.value
+
+    def __hash__(self):
+        return id(self.value)
+
+
+@functools.lru_cache(maxsize=4)
+def _on_one_device(model: _Same, optimizer_fn, batches: _Same, *given) -> Run:
+    """Runs a model_fn without anything of this package, and remembers what came out."""
+    single = model.value if optimizer_fn is None else stepping(model.value, optimizer_fn)
+    return run(single, batches.value, *given)

@@ -9,6 +9,7 @@ import pytest
 import replicate
 from replicate import errors, estimator, verification
 from replicate.compat.tensorflow import tf, tf1
+from tests import exactness
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
 CPUS = ["/cpu:0", "/cpu:1", "/cpu:2"]
@@ -49,6 +50,7 @@ def spec(mode, predictions, loss, labels=None):
 
 
 def verify(model_fn, input_fn=None, optimizer_fn=momentum, devices=CPUS, **options):
+    options.setdefault("config", estimator.RunConfig(session_config=exactness.session_config()))
     return replicate.verify(
         model_fn, input_fn or lines(), optimizer_fn=optimizer_fn, devices=devices, **options
     )
@@ -480,14 +482,19 @@ def test_what_depends_on_the_order_of_rows_is_compared_where_a_graph_is_split():
     assert re.fullmatch("[34] of 10 values depend on the order of rows", loss.detail)
 
 
-def test_a_fault_of_a_split_graph_is_found():
+def faulty(model):
+    """The model, whose loss is another number each time that it is built."""
     builds = iter(range(1, 100))
 
     def model_fn(features, labels, mode):
-        made = line(features, labels, mode)
+        made = model(features, labels, mode)
         return made if labels is None else made._replace(loss=made.loss * next(builds))
 
-    found = verify(model_fn)
+    return model_fn
+
+
+def test_a_fault_of_a_split_graph_is_found():
+    found = verify(faulty(line))
     assert not found.holds
     loss = row_of(found, "loss")
     assert loss.verdict == "differs"
@@ -550,13 +557,7 @@ def test_what_a_model_leaves_open_is_named_each_time(model_fn, variable, reader,
 
 
 def test_a_fault_beside_what_a_model_leaves_open_is_found():
-    builds = iter(range(1, 100))
-
-    def model_fn(features, labels, mode):
-        made = by_hand(features, labels, mode)
-        return made if labels is None else made._replace(loss=made.loss * next(builds))
-
-    found = verify(model_fn, optimizer_fn=None, devices=CPUS[:2])
+    found = verify(faulty(by_hand), optimizer_fn=None, devices=CPUS[:2])
     assert verdicts(found)["loss"] == "differs"
     assert verdicts(found)["weights"] == "open in the model"
 
@@ -586,13 +587,7 @@ def test_rounding_is_that_of_the_precision_in_which_a_step_computes():
 
 @pytest.mark.thorough
 def test_a_fault_of_a_step_in_bfloat16_is_found():
-    builds = iter(range(1, 100))
-
-    def model_fn(features, labels, mode):
-        made = in_bfloat16(features, labels, mode)
-        return made if labels is None else made._replace(loss=made.loss * next(builds))
-
-    assert not verify(model_fn, devices=CPUS[:2]).holds
+    assert not verify(faulty(in_bfloat16), devices=CPUS[:2]).holds
 
 
 def at_an_edge(is_beyond):

@@ -386,8 +386,14 @@ def test_outputs_of_a_converted_model_keep_their_names(tmp_path, devices):
     exactness.compare(found, expected)
 
 
+def get_session(layer, x):
+    session = tf1.keras.backend.get_session()
+    assert session.graph is tf1.get_default_graph()
+    assert type(session) is tf1.Session
+
+
 KERAS_SESSION = {
-    "get_session": lambda layer, x: tf1.keras.backend.get_session(),
+    "get_session": get_session,
     "set_weights": lambda layer, x: layer.set_weights([np.ones([3, 1])]),
     "MeanTensor": lambda layer, x: tf.keras.metrics.MeanTensor().update_state(x[0]),
 }

@@ -131,15 +131,6 @@ def metric(features, labels, mode):
     return spec._replace(eval_metric_ops={"mse": mean})
 
 
-def in_a_session(features, labels, mode):
-    layer = dense(1)
-    spec = spec_of(mode, layer(features["x"][:, 0]), labels, descend)
-    session = tf1.keras.backend.get_session()
-    assert session.graph is tf1.get_default_graph()
-    assert type(session) is tf1.Session
-    return spec
-
-
 MODELS = {
     "mixed precision": mixed_precision,
     "global policy": global_policy,
@@ -148,7 +139,6 @@ MODELS = {
     "stateful GRU": stateful("GRU"),
     "stateful LSTM": stateful("LSTM"),
     "compiled": compiled,
-    "session": in_a_session,
 }
 
 

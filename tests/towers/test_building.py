@@ -94,7 +94,8 @@ def test_towers_that_differ_are_refused(model, text):
         built(model)
 
 
-def test_a_variable_that_a_tower_leaves_out_is_refused():
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_variable_that_a_tower_leaves_out_is_refused(mode):
     def model(features, labels, mode):
         spec = models.linear(features, labels, mode)
         if core.get_tower_context().tower_id == 0:
@@ -102,7 +103,7 @@ def test_a_variable_that_a_tower_leaves_out_is_refused():
         return spec
 
     with pytest.raises(errors.TowerMismatchError, match="tower 1 did not create v"):
-        built(model)
+        built(model, mode=mode)
 
 
 def writes(write, **options):

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
-from tests.training import runs
+from tests import exactness
+from tests.training import models
 
 # loss = mean(w * x): the gradient is the mean of x, which is 1, 2, 6 and 2 here.
 BATCHES = [
-    {"x": np.float32([[mean - 1], [mean], [mean + 1]]), "ids": np.zeros(3), "y": np.zeros([3, 1])}
-    for mean in (1.0, 2.0, 6.0, 2.0)
+    ({"x": np.float32([[mean - 1], [mean], [mean + 1]])}, None) for mean in (1.0, 2.0, 6.0, 2.0)
 ]
 DEVICES = [(1, None), (2, "parameter_server"), (2, "mirrored")]
 
@@ -58,22 +57,16 @@ def with_an_argument(loss):
     return counted(Lone().apply_gradients(grads_and_vars=pairs, times=1.0))
 
 
-def model_of(train):
-    def model_fn(features, labels, mode):
-        del labels
-        w = tf1.get_variable("w", initializer=0.0)
-        loss = tf.reduce_mean(features["x"] * w)
-        return estimator.EstimatorSpec(mode, loss=loss, train_op=train(loss))
-
-    return model_fn
+def loss_of(features, labels):
+    del labels
+    return tf.reduce_mean(features["x"] * tf1.get_variable("w", initializer=0.0))
 
 
-def weights(train, options, num_towers=2, strategy=None):
-    found = runs.train(
-        runs.replicated(model_of(train), num_towers, strategy, **options), 4, BATCHES
-    )
-    assert [step["global_step"] for step in found.steps] == [1, 2, 3, 4]
-    return [float(step["w"]) for step in found.steps]
+def weights(train, options, devices=2, strategy=None):
+    model = models.split(models.trains_with(train, loss_of), devices, strategy=strategy, **options)
+    found = exactness.run(model, BATCHES).variables
+    assert [step["global_step:0"] for step in found] == [1, 2, 3, 4]
+    return [float(step["w:0"]) for step in found]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +81,13 @@ def weights(train, options, num_towers=2, strategy=None):
     ids=str,
 )
 @pytest.mark.parametrize("building", ["split", "call"])
-@pytest.mark.parametrize(("num_towers", "strategy"), DEVICES)
+@pytest.mark.parametrize(("devices", "strategy"), DEVICES)
 @pytest.mark.thorough("*split*")
 def test_options_act_on_what_an_optimizer_applies_by_itself(
-    num_towers, strategy, building, options, expected
+    devices, strategy, building, options, expected
 ):
     options = {"tower_building": building, **options}
-    assert weights(from_gradients, options, num_towers, strategy) == expected
+    assert weights(from_gradients, options, devices, strategy) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from replicate.training import step
-from tests.training import runs
+from tests import exactness
+from tests.training import models
 
 STRATEGIES = ["parameter_server", "round_robin", "mirrored"]
 
@@ -23,17 +24,11 @@ def product_model_fn(features, labels, mode):
     return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
 
 
-def weight_after_a_step(x, num_towers, strategy=None, **options):
-    with tf.Graph().as_default():
-        tf1.train.create_global_step()
-        model = model_fn.replicate_model_fn(
-            product_model_fn, descend, num_towers, strategy=strategy, **options
-        )
-        spec = model({"x": tf.constant(x)}, None, "train")
-        with tf1.Session() as session:
-            session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
-            session.run(spec.train_op)
-            return session.run(runs._plain(tf1.trainable_variables()[0]))
+def weight_after_a_step(x, devices, strategy=None, **options):
+    model = models.split(
+        product_model_fn, devices, optimizer_fn=descend, strategy=strategy, **options
+    )
+    return exactness.run(model, [({"x": np.float32(x)}, None)]).variables[0]["w:0"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -95,41 +90,23 @@ def test_clip_global_norm_must_be_a_positive_number(bad):
 
 # Accumulation.
 
-_random = np.random.RandomState(3)
-WHOLE = [
-    {
-        "x": _random.randn(32, 3).astype(np.float32),
-        "ids": _random.randint(0, 6, 32),
-        "y": _random.randn(32, 1).astype(np.float32),
-    }
-    for _ in range(2)
-]
+WHOLE = [models.batch(32) for _ in range(2)]
 QUARTERS = [
-    {key: value[i : i + 8] for key, value in batch.items()}
+    tf.nest.map_structure(lambda array, i=i: array[i : i + 8], batch)
     for batch in WHOLE
     for i in range(0, 32, 8)
 ]
 
 
-def fitted(reduce):
-    def fn(features, labels, mode, train_op=None):
-        w = tf1.get_variable("w", initializer=tf.constant([[0.3], [-0.2], [0.1]]))
-        e = tf1.get_variable("e", initializer=tf.constant([[0.1 * i - 0.2] for i in range(6)]))
-        found = features["x"] @ w + tf.nn.embedding_lookup(e, features["ids"])
-        loss = reduce(tf.square(found - labels))
-        return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op or tf1.no_op())
-
-    return fn
+def momentum():
+    return tf1.train.MomentumOptimizer(0.01, 0.9)
 
 
-def accumulated(reduce, num_towers, strategy=None, **options):
-    return runs.replicated(
-        fitted(reduce),
-        num_towers,
-        strategy,
-        optimizer_fn=lambda: tf1.train.MomentumOptimizer(0.01, 0.9),
-        **options,
+def accumulated(reduce, devices, **options):
+    model = models.trains_with(
+        lambda loss: tf1.no_op(), lambda *given: reduce(models.squares(*given))
     )
+    return models.split(model, devices, **{"optimizer_fn": momentum, **options})
 
 
 def quarter(errors):
@@ -138,7 +115,7 @@ def quarter(errors):
 
 @pytest.mark.thorough("mean-2-*")
 @pytest.mark.parametrize(
-    ("num_towers", "strategy"), [(1, None), *((2, strategy) for strategy in STRATEGIES)]
+    ("devices", "strategy"), [(1, None), *((2, strategy) for strategy in STRATEGIES)]
 )
 @pytest.mark.parametrize(
     ("reduce", "options", "of_32"),
@@ -152,34 +129,33 @@ def quarter(errors):
     ],
     ids=["mean", "sum", "mean of towers", "sum of towers"],
 )
-def test_four_batches_of_8_equal_one_of_32(reduce, options, of_32, strategy, num_towers):
-    whole = runs.train(accumulated(of_32, 1), 2, WHOLE)
-    steps = accumulated(reduce, num_towers, strategy, accumulate_steps=4, **options)
-    parts = runs.train(steps, 8, QUARTERS)
-    assert [step["global_step"] for step in parts.steps] == list(range(1, 9))
+def test_four_batches_of_8_equal_one_of_32(reduce, options, of_32, strategy, devices):
+    whole = exactness.run(accumulated(of_32, 1), WHOLE).variables
+    options = {"strategy": strategy, "accumulate_steps": 4, **options}
+    parts = exactness.run(accumulated(reduce, devices, **options), QUARTERS).variables
+    assert [after.pop("global_step:0") for after in parts] == list(range(1, 9))
+    for after in whole:
+        del after["global_step:0"]
     for n in range(3):  # nothing moves before the fourth batch
-        np.testing.assert_allclose(parts.steps[n]["w"], [[0.3], [-0.2], [0.1]])
-    found = runs.Run([parts.steps[3], parts.steps[7]], [], parts.graph)
-    for here, there in zip(found.steps, whole.steps, strict=True):
-        here["global_step"] = there["global_step"]
-    runs.assert_same(found, whole)
+        np.testing.assert_allclose(parts[n]["w:0"], [[0.3], [-0.2], [0.1]])
+    exactness.compare([parts[3], parts[7]], whole, 1e-5, 1e-6)
 
 
-def test_accumulators_are_local_variables():
-    run = runs.train(accumulated(tf.reduce_mean, 2, "mirrored", accumulate_steps=4), 1, QUARTERS)
-    assert not [name for name in run.last if "accumulate" in name]
-    local = run.graph.get_collection("local_variables")
-    names = [v.name for v in local]
-    assert {"accumulate/batches:0", "accumulate/w/gradient:0", "accumulate/e/rows:0"} <= {*names}
+def test_accumulators_are_local_variables(fresh_graph):
+    options = {"strategy": "mirrored", "accumulate_steps": 4}
+    tf1.train.create_global_step()
+    given = tf.nest.map_structure(tf.constant, QUARTERS[0])
+    accumulated(tf.reduce_mean, 2, **options)(*given, "train")
+    assert not [v.name for v in tf1.global_variables() if "accumulate" in v.name]
+    names = {v.name for v in tf1.local_variables()}
+    assert {"accumulate/batches:0", "accumulate/w/gradient:0", "accumulate/e/rows:0"} <= names
 
 
 def test_sync_replicas_and_accumulation_are_refused():
     sync = tf1.train.SyncReplicasOptimizer(descend(), 1)
-    model = runs.replicated(
-        fitted(tf.reduce_mean), 2, optimizer_fn=lambda: sync, accumulate_steps=2
-    )
+    model = accumulated(tf.reduce_mean, 2, optimizer_fn=lambda: sync, accumulate_steps=2)
     with pytest.raises(ValueError, match="accumulate_steps and SyncReplicasOptimizer"):
-        runs.train(model, 1)
+        exactness.run(model, QUARTERS)
 
 
 # Rows of an embedding.
@@ -232,7 +208,7 @@ def test_accumulated_rows_of_one_index_are_kept_once():
         session.run(spec.train_op)
         session.run(spec.train_op)
         local = {v.op.name: v for v in graph.get_collection("local_variables")}
-        indices = session.run(runs._plain(local["accumulate/e/indices"]))
+        indices = session.run(local["accumulate/e/indices"].read_value())
     assert sorted(indices) == [1, 2, 3]
 
 
