@@ -3,7 +3,7 @@
 
     python scripts/ported.py [MODEL ...]
 
-Without names all of tests/models/ported.py are verified. Exits with 1 if one differs.
+Without names all that the page has a table of are verified. Exits with 1 if one differs.
 """
 
 import os
@@ -25,12 +25,12 @@ def main(names: list[str]) -> int:
     """Verifies models, one after the other, and writes each one's table into the page."""
     warnings.simplefilter("ignore")
     import replicate
-    from tests.models import ported
+    from tests.models import every
 
-    replicate.devices.make_logical_cpus(max(model.devices for model in ported.MODELS.values()))
+    replicate.devices.make_logical_cpus(max(model.devices for model in every.MODELS.values()))
     held = True
-    for name in names or ported.MODELS:
-        found = ported.MODELS[name].verified()
+    for name in names or verified(_PAGE.read_text("utf-8")):
+        found = every.MODELS[name].verified()
         print(f"{name}\n{found}\n", flush=True)
         lines = [_wrapped(line) for line in str(found).splitlines()]
         page = with_table(_PAGE.read_text("utf-8"), name, "\n".join(lines))

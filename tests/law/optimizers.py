@@ -4,6 +4,7 @@ import re
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
+from tests.law import losses, running
 
 
 class DecayingAdam(tf1.train.Optimizer):
@@ -114,3 +115,47 @@ class LookingAhead:
         name, shape = f"{variable.op.name}/slow", variable.shape.as_list()
         dtype = variable.dtype.base_dtype
         return tf1.get_variable(name, shape, dtype, exactness.start, trainable=False)
+
+
+def by_hand(optimizer, norm=None):
+    """A step as BERT's code makes it: gradients, a clip, an optimizer, a counted step."""
+
+    def step(f, y, v):
+        loss = losses.quotient(f, y, v) + 0.1 * tf.nn.l2_loss(v.w)
+        trained = running.trained(v)
+        gradients = tf.gradients(loss, trained)
+        if norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, norm)
+        update = optimizer().apply_gradients(zip(gradients, trained, strict=True))
+        count = tf1.train.get_global_step()
+        return loss, tf.group(update, [count.assign(count + 1)])
+
+    return step
+
+
+def minimizing(optimizer):
+    def step(f, y, v):
+        loss = losses.quotient(f, y, v) + 0.1 * tf.nn.l2_loss(v.w)
+        return loss, optimizer().minimize(loss, tf1.train.get_global_step())
+
+    return step
+
+
+def lookahead():
+    return LookingAhead(running.momentum())
+
+
+OPTIMIZERS = {
+    "assigns by itself": lambda: DecayingAdam(0.05),
+    "assigns by itself, by names": lambda: DecayingAdam(0.05, exclude=["^w$"]),
+    "finishes by itself": lambda: Counting(0.0),
+    "clips by itself": lambda: Clipping(0.05, epsilon=0.01),
+    "decays by itself": lambda: Decaying(0.05, 0.9),
+}
+STEPS = {
+    **{name: minimizing(optimizer) for name, optimizer in OPTIMIZERS.items()},
+    "assigns by itself, clipped": by_hand(OPTIMIZERS["assigns by itself"], 1e-2),
+    "assigns by itself, by hand": by_hand(OPTIMIZERS["assigns by itself, by names"]),
+    "finishes by itself, clipped": by_hand(OPTIMIZERS["finishes by itself"], 1e-2),
+    "slow weights": minimizing(lookahead),
+}

@@ -62,20 +62,6 @@ def batches(*sizes: int, is_static: bool = False) -> list:
     return [losses.batch(rows, i, 4 if is_static else 3 + i % 3) for i, rows in enumerate(sizes)]
 
 
-def training(step: Callable) -> Callable:
-    """A model_fn that trains.
-
-    Args:
-        step: From features, labels and weights to a loss and a train_op.
-    """
-
-    def model(features, labels, mode):
-        loss, train_op = step(features, labels, losses.Weights())
-        return exactness.spec_of(mode, loss, train_op=train_op)
-
-    return model
-
-
 def require_exact(
     model: Callable, setting: Setting, mode: str = "train", given: list | None = None, **options
 ) -> exactness.Run:

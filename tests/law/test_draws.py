@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from replicate import model_fn
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.law import losses, optimizers, running, table, test_networks
+from tests.law import losses, optimizers, running, table
 
 DRAWS = int(os.environ.get("EXACTNESS_DRAWS", "40"))
 STRATEGIES = ("parameter_server", "round_robin", "balanced", "mirrored")
@@ -126,7 +126,7 @@ def regularised(f, y, mode):
 
 FAMILIES = {
     "none": [lambda f, y, mode: f["x"]],
-    "rows apart": [apart(network) for network in test_networks.NETWORKS],
+    "rows apart": [apart(network) for network in table.NETWORKS.values()],
     "batch norm": [norm_of_keras, norm_of_layers, inference_norm],
     "all rows": [attention_to_rows, ranks_of_rows],
     "regularised": [regularised],

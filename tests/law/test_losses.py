@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from tests import exactness
 from tests.law import libraries, losses, penalties, running, table
 
 # NOTE: reassociation alone. TensorFlow computes some losses in float32, whatever it is given.
@@ -65,26 +64,23 @@ def cells():
     return [cell for cell in cells if cell[2].is_static in table.CASES[cell[0]].statics]
 
 
-def model_of(loss, step):
-    """A model_fn of a loss, whose step is made inside, or by an optimizer_fn (None)."""
+def model_of(loss, way):
+    """A model of a loss, whose step is made inside, or by an optimizer_fn (None)."""
+    if WAYS[way] is None:
+        return table.Model(loss, running.adam)
 
-    def model(features, labels, mode):
-        found = loss(features, labels, losses.Weights())
-        return exactness.spec_of(mode, found, train_op=tf1.no_op() if step is None else step(found))
+    def step(f, y, v):
+        found = loss(f, y, v)
+        return found, WAYS[way](found)
 
-    return model
+    return table.Model(step)
 
 
 @pytest.mark.parametrize(("name", "way", "setting"), cells(), ids=str)
 def test_a_loss_needs_no_declaration(name, way, setting):
-    case, step = table.CASES[name], WAYS[way]
-    optimizer_fn = running.adam if step is None else None
-    found = running.require_exact(
-        model_of(case.loss, step),
-        setting,
-        optimizer_fn=optimizer_fn,
-        tolerance=TOLERANCES[case.dtype],
-    )
+    case = table.CASES[name]
+    model = model_of(case.loss, way)._replace(tolerance=TOLERANCES[case.dtype])
+    found = model.require_exact(setting)
     assert np.isfinite([fetched["loss"] for fetched in found.fetched]).all()
 
 
@@ -116,9 +112,6 @@ def weighted(parts):
     ],
 )
 def test_towers_are_joined_as_is_said(loss, reduction, expected):
-    running.require_exact(
-        model_of(loss, WAYS["minimize"]),
-        TOWERS,
-        loss_reduction=reduction,
-        reference=model_of(expected, WAYS["minimize"]),
-    )
+    reference = model_of(expected, "minimize")
+    options = {"loss_reduction": reduction, "reference": reference}
+    model_of(loss, "minimize")._replace(options=options).require_exact(TOWERS)

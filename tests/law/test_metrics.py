@@ -109,10 +109,27 @@ def of_rows_and_of_batches(f, y, v):
     return {"batches": (value, both), "rows": (other, both)}
 
 
-@pytest.mark.parametrize(
-    ("metrics_of", "setting"),
-    running.in_turn([scalars, of_rows, of_rows_and_of_batches, of_rows, scalars], SETTINGS),
-)
+def in_variables_of_their_own(f, y, v):
+    """An aggregation says nothing where there is one tower."""
+
+    def local(name, **options):
+        options["synchronization"] = tf.VariableSynchronization.ON_READ
+        options |= {"trainable": False, "collections": [tf1.GraphKeys.LOCAL_VARIABLES]}
+        return tf1.get_variable(name, [], tf.float64, tf1.zeros_initializer(), **options)
+
+    level, count = local("level", aggregation=tf.VariableAggregation.MEAN), local("count")
+    number = tf.cast(tf.size(tf.unique(f["x"][:, 0]).y), tf.float64)
+    return {
+        "level": (level, level.assign(tf.reduce_mean(f["x"]))),
+        "count": (count, count.assign_add(number)),
+    }
+
+
+OF_ALL_KINDS = [scalars, of_rows, of_rows_and_of_batches, of_rows, scalars]
+OF_ALL_KINDS += [in_variables_of_their_own] * 2
+
+
+@pytest.mark.parametrize(("metrics_of", "setting"), running.in_turn(OF_ALL_KINDS, SETTINGS))
 def test_metrics_are_one_devices(metrics_of, setting):
     require_exact(evaluating(metrics_of), setting)
 
@@ -247,7 +264,7 @@ def test_metrics_that_a_training_makes_change_nothing(setting):
         loss = tf.add_n([losses.mean(f, y, v), tf.nn.l2_loss(v.w), tf.nn.l2_loss(v.b)])
         return loss, running.momentum().minimize(loss, tf1.train.get_global_step())
 
-    running.require_exact(running.training(step), setting)
+    table.Model(step).require_exact(setting)
 
 
 def outputs(features, v):

@@ -6,27 +6,14 @@ import threading
 import numpy as np
 import pytest
 
-from replicate import errors, model_fn
+from replicate import model_fn
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import default
 from tests import exactness
+from tests.law import running
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
-ON = (
-    {"strategy": "parameter_server", "devices": 3},
-    {"strategy": "mirrored", "devices": 4},
-    {"strategy": "round_robin", "devices": 2},
-    {"strategy": "mirrored", "devices": 8},
-)
-
-
-def in_turn(models):
-    """Returns parameters: each model, and where it is whose turn it is."""
-    told = [f"{on['strategy']}-K{on['devices']}" for on in ON]
-    return [
-        pytest.param(model, ON[i % 4], id=f"{model.__name__}-{told[i % 4]}")
-        for i, model in enumerate(models)
-    ]
+STRATEGIES = [("parameter_server", 3), ("mirrored", 4), ("round_robin", 2), ("mirrored", 8)]
+ON = [running.Setting(*on, (7, 2)) for on in STRATEGIES]
 
 
 def batch(rows, seed=0):
@@ -37,8 +24,12 @@ def batch(rows, seed=0):
     )
 
 
-def descend():
-    return tf1.train.GradientDescentOptimizer(0.1)
+BATCHES = [batch(7), batch(2)]
+
+
+def require_exact(model, setting, mode="train", optimizer_fn=None):
+    options = {"optimizer_fn": optimizer_fn, "tolerance": (2e-4, 2e-5)}  # in float32
+    running.require_exact(model, setting, mode, BATCHES, **options)
 
 
 def squared(mode, output, labels, **fields):
@@ -112,10 +103,10 @@ def reused(features, labels, mode):
 MODELS = [conditional, placed, looking_up, in_functions, modules, reused]
 
 
-@pytest.mark.parametrize(("model", "on"), in_turn(MODELS))
-def test_what_a_model_is_made_of_is_exact(model, on):
-    exactness.require_one_device(model, [batch(7), batch(2)], "train", descend, **on)
-    exactness.require_one_device(model, [batch(7)], "eval", descend, **on)
+@pytest.mark.parametrize(("model", "setting"), running.in_turn(MODELS, ON))
+def test_what_a_model_is_made_of_is_exact(model, setting):
+    require_exact(model, setting, "train", running.descend)
+    require_exact(model, setting, "eval")
 
 
 def test_a_table_from_a_file_is_initialized_for_all_devices(tmp_path):
@@ -156,7 +147,7 @@ def test_model_fns_may_be_partials_methods_and_objects():
             return squared(mode, dense(features) ** power, labels)
 
     for model in (Model(2.0), Model(1.0).method, functools.partial(Model(1.0).method, power=2.0)):
-        exactness.require_one_device(model, [batch(7)], "train", descend, devices=3)
+        exactness.require_one_device(model, [batch(7)], "train", running.descend, devices=3)
 
 
 # Towers.
@@ -170,21 +161,10 @@ def test_params_that_cannot_be_copied_are_shared():
         return squared(mode, dense(features), labels)
 
     params = {"lock": threading.Lock()}
-    towers = model_fn.replicate_model_fn(model, descend, 2, tower_building="call")
+    towers = model_fn.replicate_model_fn(model, running.descend, 2, tower_building="call")
     exactness.run(towers, [batch(4)], params=params)
     assert all(item["lock"] is params["lock"] for item in seen)
     assert len(seen) == 2
-
-
-def test_what_differs_first_between_towers_is_named():
-    def model(features, labels, mode):
-        width = 2 + default.get_tower_context().tower_id // 2
-        return squared(mode, dense(dense(features, width)), labels)
-
-    towers = model_fn.replicate_model_fn(model, descend, 3, tower_building="call")
-    text = r"tower 2 created dense/kernel \(trainable, shape \(3, 3\).* tower 0 created dense/kern"
-    with pytest.raises(errors.TowerMismatchError, match=text):
-        exactness.run(towers, [batch(4)])
 
 
 # Random numbers.
@@ -241,7 +221,7 @@ def test_seeded_training_repeats_exactly(numbers):
         return squared(mode, random_dense(hidden, 1), labels)
 
     def trained():
-        replicated = model_fn.replicate_model_fn(model, descend, 3, random_numbers=numbers)
+        replicated = model_fn.replicate_model_fn(model, running.descend, 3, random_numbers=numbers)
         return exactness.run(replicated, [batch(7)] * 3).variables
 
     exactness.compare(trained(), trained(), rtol=1e-6)
@@ -338,18 +318,17 @@ TRACED = [
 ]
 
 
-@pytest.mark.parametrize(("model", "on"), in_turn(TRACED))
-def test_what_tensorflow_finds_by_name_or_traces_is_exact(model, on):
-    batches = [batch(7), batch(2)]
-    exactness.require_one_device(model, batches, "train", descend, **on)
-    exactness.require_one_device(exactness.stepping(model, descend), batches, **on)
-    exactness.require_one_device(model, batches, "eval", **on)
+@pytest.mark.parametrize(("model", "setting"), running.in_turn(TRACED, ON))
+def test_what_tensorflow_finds_by_name_or_traces_is_exact(model, setting):
+    require_exact(model, setting, "train", running.descend)
+    require_exact(exactness.stepping(model, running.descend), setting)
+    require_exact(model, setting, "eval")
 
 
-@pytest.mark.thorough("mirrored")
-@pytest.mark.parametrize("on", ON[:3], ids=lambda on: on["strategy"])
-def test_variables_that_functions_made_are_trained_as_on_one_device(on):
-    exactness.require_one_device(training_what_functions_made, [batch(7), batch(2)], **on)
+@pytest.mark.thorough("mirrored-*")
+@pytest.mark.parametrize("setting", ON[:3], ids=str)
+def test_variables_that_functions_made_are_trained_as_on_one_device(setting):
+    require_exact(training_what_functions_made, setting)
 
 
 # What happens once.
@@ -359,6 +338,6 @@ def test_variables_that_functions_made_are_trained_as_on_one_device(on):
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_model_is_called_once(mode, is_static):
     model = exactness.Counted(looking_up)
-    replicated = model_fn.replicate_model_fn(model, descend, 3)
+    replicated = model_fn.replicate_model_fn(model, running.descend, 3)
     exactness.run(replicated, [batch(7)], mode, is_static)
     assert model.calls == 1

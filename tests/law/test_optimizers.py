@@ -1,4 +1,4 @@
-"""Optimizers of a model's own are one device's, with an optimizer_fn and without."""
+"""An optimizer_fn may return optimizers of any kind, and those inside a model leave nothing."""
 
 import pytest
 
@@ -8,55 +8,6 @@ from tests import exactness
 from tests.law import losses, optimizers, running
 
 
-def by_hand(optimizer, norm=None):
-    """A step as BERT's code makes it: gradients, a clip, an optimizer, a counted step."""
-
-    def step(f, y, v):
-        loss = losses.quotient(f, y, v) + 0.1 * tf.nn.l2_loss(v.w)
-        trained = running.trained(v)
-        gradients = tf.gradients(loss, trained)
-        if norm is not None:
-            gradients, _ = tf.clip_by_global_norm(gradients, norm)
-        update = optimizer().apply_gradients(zip(gradients, trained, strict=True))
-        count = tf1.train.get_global_step()
-        return loss, tf.group(update, [count.assign(count + 1)])
-
-    return step
-
-
-def minimizing(optimizer):
-    def step(f, y, v):
-        loss = losses.quotient(f, y, v) + 0.1 * tf.nn.l2_loss(v.w)
-        return loss, optimizer().minimize(loss, tf1.train.get_global_step())
-
-    return step
-
-
-def lookahead():
-    return optimizers.LookingAhead(running.momentum())
-
-
-OPTIMIZERS = {
-    "assigns by itself": lambda: optimizers.DecayingAdam(0.05),
-    "assigns by itself, by names": lambda: optimizers.DecayingAdam(0.05, exclude=["^w$"]),
-    "finishes by itself": lambda: optimizers.Counting(0.0),
-    "clips by itself": lambda: optimizers.Clipping(0.05, epsilon=0.01),
-    "decays by itself": lambda: optimizers.Decaying(0.05, 0.9),
-}
-STEPS = {
-    **{name: minimizing(optimizer) for name, optimizer in OPTIMIZERS.items()},
-    "assigns by itself, clipped": by_hand(OPTIMIZERS["assigns by itself"], 1e-2),
-    "assigns by itself, by hand": by_hand(OPTIMIZERS["assigns by itself, by names"]),
-    "finishes by itself, clipped": by_hand(OPTIMIZERS["finishes by itself"], 1e-2),
-    "slow weights": minimizing(lookahead),
-}
-
-
-@pytest.mark.parametrize(("name", "setting"), running.in_turn(STEPS))
-def test_an_optimizer_of_ones_own_works_unchanged(name, setting):
-    running.require_exact(running.training(STEPS[name]), setting)
-
-
 def model(features, labels, mode, inner=None):
     v = losses.Weights()
     loss = losses.quotient(features, labels, v) + 0.1 * tf.nn.l2_loss(v.w)
@@ -64,9 +15,9 @@ def model(features, labels, mode, inner=None):
     return exactness.spec_of(mode, loss, train_op=train_op)
 
 
-@pytest.mark.parametrize(("name", "setting"), running.in_turn(OPTIMIZERS))
+@pytest.mark.parametrize(("name", "setting"), running.in_turn(optimizers.OPTIMIZERS))
 def test_an_optimizer_fn_may_return_such_an_optimizer(name, setting):
-    running.require_exact(model, setting, optimizer_fn=OPTIMIZERS[name])
+    running.require_exact(model, setting, optimizer_fn=optimizers.OPTIMIZERS[name])
 
 
 def keras_updates(loss):
@@ -89,7 +40,7 @@ INNER = {
     "the same": lambda loss: running.adam().minimize(loss, tf1.train.get_global_step()),
     "another": lambda loss: running.momentum().minimize(loss, tf1.train.get_global_step()),
     "Keras": keras_updates,
-    "assigns by itself": clipping(OPTIMIZERS["assigns by itself"]),
+    "assigns by itself": clipping(optimizers.OPTIMIZERS["assigns by itself"]),
     "named": lambda loss: tf1.train.AdamOptimizer(0.1, name="Own").minimize(loss),
 }
 

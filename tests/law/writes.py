@@ -1,20 +1,19 @@
-"""What a model_fn writes by itself is written once, as on one device."""
+"""Models that write variables by themselves: once, as on one device."""
 
-import pytest
+from tensorflow.python.training import moving_averages
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.law import losses, running
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
 double = tf.float64
 
 
-def kept(shape=(), name="kept", **options):
+def _kept(shape=(), name="kept", **options):
     return tf1.get_variable(name, list(shape), double, exactness.start, trainable=False, **options)
 
 
-def then(loss, *writes, optimizer=running.momentum):
+def _then(loss, *writes, optimizer=running.momentum):
     """A loss and a train_op of a step and some writes."""
     step = optimizer().minimize(loss, tf1.train.get_global_step())
     return loss, tf.group(step, *writes)
@@ -24,84 +23,90 @@ def then(loss, *writes, optimizer=running.momentum):
 
 
 def a_counter(f, y, v):
-    return then(losses.mean(f, y, v), kept().assign_add(1.0, read_value=False))
+    return _then(losses.mean(f, y, v), _kept().assign_add(1.0, read_value=False))
 
 
 def a_counter_that_the_step_waits_for(f, y, v):
     loss = losses.mean(f, y, v)
-    with tf1.control_dependencies([kept().assign_add(1.0, read_value=False)]):
-        return then(tf.identity(loss))
+    with tf1.control_dependencies([_kept().assign_add(1.0, read_value=False)]):
+        return _then(tf.identity(loss))
 
 
 def a_counter_that_waits_for_the_step(f, y, v):
-    loss, step = then(losses.quotient(f, y, v))
+    loss, step = _then(losses.quotient(f, y, v))
     with tf1.control_dependencies([step]):
-        return loss, tf.group(kept().assign_add(1.0, read_value=False))
+        return loss, tf.group(_kept().assign_add(1.0, read_value=False))
 
 
 def a_counter_that_the_loss_waits_for(f, y, v):
-    with tf1.control_dependencies([kept().assign_add(1.0, read_value=False)]):
+    with tf1.control_dependencies([_kept().assign_add(1.0, read_value=False)]):
         given = {key: tf.identity(value) for key, value in f.items()}
-    return then(losses.total(given, y, v))
+    return _then(losses.total(given, y, v))
 
 
 def the_last_weights(f, y, v):
     loss = losses.quotient(f, y, v)
-    return then(loss, kept([3, 3]).assign(v.w, read_value=False))
+    return _then(loss, _kept([3, 3]).assign(v.w, read_value=False))
 
 
 def a_spectral_norm(f, y, v):
     """A step of power iteration in each forward pass (Miyato et al. 2018)."""
-    vector = kept([3, 1])
+    vector = _kept([3, 1])
     u = vector.read_value()
     left = tf.math.l2_normalize(tf.matmul(v.w, u))
     right = tf.math.l2_normalize(tf.matmul(v.w, left, transpose_a=True))
     norm = tf.reduce_sum(left * tf.matmul(v.w, tf.stop_gradient(right)))
     with tf1.control_dependencies([vector.assign(right, read_value=False)]):
         scaled = v.w / tf.stop_gradient(norm)
-    return then(tf.reduce_mean(tf.square(tf.matmul(f["x"], scaled) - y["y"])))
+    return _then(tf.reduce_mean(tf.square(tf.matmul(f["x"], scaled) - y["y"])))
 
 
 # Written from the loss and from gradients.
 
 
 def an_average_of_the_loss(f, y, v):
-    loss, average = losses.quotient(f, y, v), kept()
-    return then(loss, average.assign(0.9 * average + 0.1 * loss, read_value=False))
+    loss, average = losses.quotient(f, y, v), _kept()
+    return _then(loss, average.assign(0.9 * average + 0.1 * loss, read_value=False))
 
 
 def an_average_of_a_sum(f, y, v):
-    loss, average = losses.total(f, y, v), kept()
-    return then(loss, average.assign_add(0.1 * (loss - average)))
+    loss, average = losses.total(f, y, v), _kept()
+    return _then(loss, average.assign_add(0.1 * (loss - average)))
 
 
 def the_best_loss(f, y, v):
-    loss, best = losses.mean(f, y, v), kept()
-    return then(loss, best.assign(tf.minimum(best + 1.0, loss), read_value=False))
+    loss, best = losses.mean(f, y, v), _kept()
+    return _then(loss, best.assign(tf.minimum(best + 1.0, loss), read_value=False))
 
 
 def an_average_of_another_scalar(f, y, v):
-    loss, average = losses.mean(f, y, v), kept()
+    loss, average = losses.mean(f, y, v), _kept()
     f_score = 1.0 - losses.dice(f, y, v)
-    return then(loss, average.assign(0.5 * average + 0.5 * f_score))
+    return _then(loss, average.assign(0.5 * average + 0.5 * f_score))
 
 
 def an_average_of_means(f, y, v):
     """A vector: the mean of each unit over the batch."""
-    loss, centre = losses.mean(f, y, v), kept([3])
+    loss, centre = losses.mean(f, y, v), _kept([3])
     moved = 0.9 * centre + 0.1 * tf.reduce_mean(losses.logits(f, v), 0)
-    return then(loss, centre.assign(moved))
+    return _then(loss, centre.assign(moved))
+
+
+def a_moving_average_that_is_used(f, y, v):
+    mean = tf.reduce_mean(f["x"])
+    moved = moving_averages.assign_moving_average(_kept(), mean, 0.75, zero_debias=False)
+    return _then(losses.mean(f, y, v), _kept((), "used").assign(tf.convert_to_tensor(moved) * 2.0))
 
 
 def exponential_averages(f, y, v):
     loss = losses.quotient(f, y, v)
     average = tf1.train.ExponentialMovingAverage(0.5, num_updates=tf1.train.get_global_step())
     with tf1.control_dependencies([average.apply([loss])]):
-        return then(tf.identity(loss))
+        return _then(tf.identity(loss))
 
 
 def exponential_averages_of_weights(f, y, v):
-    loss, step = then(losses.quotient(f, y, v))
+    loss, step = _then(losses.quotient(f, y, v))
     with tf1.control_dependencies([step]):
         return loss, tf1.train.ExponentialMovingAverage(0.5).apply(running.trained(v))
 
@@ -109,7 +114,7 @@ def exponential_averages_of_weights(f, y, v):
 def gradients_of_two_batches(f, y, v):
     """Gradients are held in a variable, and applied with every second batch."""
     loss = losses.mean(f, y, v)
-    weight, held = v.variables["w"], kept([3, 3])
+    weight, held = v.variables["w"], _kept([3, 3])
     (gradient,) = tf.gradients(loss, [weight])
     count = tf1.train.get_global_step()
     summed = held.read_value() + gradient
@@ -123,7 +128,7 @@ def gradients_of_two_batches(f, y, v):
 
 def a_loss_scale(f, y, v):
     """A scale that halves where the gradients are large, and doubles where they are not."""
-    loss, scale = losses.total(f, y, v), kept()
+    loss, scale = losses.total(f, y, v), _kept()
     given = scale.read_value() + 1.0
     trained = running.trained(v)
     gradients = [gradient / given for gradient in tf.gradients(loss * given, trained)]
@@ -135,46 +140,46 @@ def a_loss_scale(f, y, v):
 
 def a_rate_that_the_loss_decides(f, y, v):
     """The step reads what is written from the loss before it."""
-    loss, average = losses.quotient(f, y, v), kept()
+    loss, average = losses.quotient(f, y, v), _kept()
     with tf1.control_dependencies([average.assign(0.5 * average + 0.5 * loss)]):
         rate = 0.1 / (1.0 + tf.abs(average.read_value()))
-    return then(loss, optimizer=lambda: tf1.train.GradientDescentOptimizer(rate))
+    return _then(loss, optimizer=lambda: tf1.train.GradientDescentOptimizer(rate))
 
 
 # Written from rows.
 
 
 def the_first_row(f, y, v):
-    return then(losses.mean(f, y, v), kept([3]).assign(f["x"][0], read_value=False))
+    return _then(losses.mean(f, y, v), _kept([3]).assign(f["x"][0], read_value=False))
 
 
 def the_last_row(f, y, v):
-    return then(losses.mean(f, y, v), kept([3]).assign(f["x"][-1] * 2.0))
+    return _then(losses.mean(f, y, v), _kept([3]).assign(f["x"][-1] * 2.0))
 
 
 def rows_of_a_memory(f, y, v):
     """The seven rows that came last, of this batch and those before (He et al. 2020)."""
-    bank = kept([7, 3])
+    bank = _kept([7, 3])
     both = tf.concat([f["x"], bank.read_value()], 0)[:7]
     with tf1.control_dependencies([both]):
-        return then(losses.mean(f, y, v), bank.assign(both))
+        return _then(losses.mean(f, y, v), bank.assign(both))
 
 
 def rows_at_their_places(f, y, v):
     places = tf.cast(tf.argmax(f["x"], 1), tf.int32)
-    added = kept([3, 3]).scatter_add(tf.IndexedSlices(f["x"], places))
-    return then(losses.mean(f, y, v), added)
+    added = _kept([3, 3]).scatter_add(tf.IndexedSlices(f["x"], places))
+    return _then(losses.mean(f, y, v), added)
 
 
 def rows_in_a_branch(f, y, v):
     """A table that the loss reads, and a branch moves."""
-    loss, table = losses.mean(f, y, v), kept([3, 3])
+    loss, table = losses.mean(f, y, v), _kept([3, 3])
     loss += tf.reduce_mean(tf.square(tf.gather(table, y["class"]) - y["y"]))
     moved = tf.IndexedSlices(0.1 * f["x"], y["class"])
     with tf1.control_dependencies([loss]):
         is_low = tf.reduce_mean(f["x"]) < 10.0
     branch = tf.cond(is_low, lambda: tf.group(table.scatter_sub(moved)), tf.no_op)
-    return then(loss, branch)
+    return _then(loss, branch)
 
 
 def a_sparse_step_in_a_branch(f, y, v):
@@ -188,20 +193,20 @@ def a_sparse_step_in_a_branch(f, y, v):
 
 
 def a_number_of_rows(f, y, v):
-    return then(losses.mean(f, y, v), kept().assign_add(losses.count(f["x"])))
+    return _then(losses.mean(f, y, v), _kept().assign_add(losses.count(f["x"])))
 
 
 def what_towers_would_join(f, y, v):
     """An aggregation says nothing where there is one tower."""
-    mean = kept([3], "mean", aggregation=tf.VariableAggregation.MEAN)
-    total = kept([3], "total", aggregation=tf.VariableAggregation.SUM)
-    own = kept(
+    mean = _kept([3], "mean", aggregation=tf.VariableAggregation.MEAN)
+    total = _kept([3], "total", aggregation=tf.VariableAggregation.SUM)
+    own = _kept(
         [],
         "own",
         aggregation=tf.VariableAggregation.SUM,
         synchronization=tf.VariableSynchronization.ON_READ,
     )
-    return then(
+    return _then(
         losses.mean(f, y, v),
         mean.assign(tf.reduce_mean(f["x"], 0), read_value=False),
         total.assign_add(tf.reduce_sum(f["x"], 0), read_value=False),
@@ -226,41 +231,3 @@ def moving_the_weights_themselves(f, y, v):
         back = weight.assign_sub(move, read_value=False)
     with tf1.control_dependencies([back]):
         return loss, running.apply([(tf.identity(second), weight)], running.descend())
-
-
-STEPS = [
-    a_counter,
-    a_counter_that_the_step_waits_for,
-    a_counter_that_waits_for_the_step,
-    a_counter_that_the_loss_waits_for,
-    the_last_weights,
-    a_spectral_norm,
-    an_average_of_the_loss,
-    an_average_of_a_sum,
-    the_best_loss,
-    an_average_of_another_scalar,
-    an_average_of_means,
-    exponential_averages,
-    exponential_averages_of_weights,
-    gradients_of_two_batches,
-    a_loss_scale,
-    a_rate_that_the_loss_decides,
-    the_first_row,
-    the_last_row,
-    rows_of_a_memory,
-    rows_at_their_places,
-    a_number_of_rows,
-    what_towers_would_join,
-    moving_the_weights_themselves,
-]
-
-
-@pytest.mark.parametrize(("step", "setting"), running.in_turn(STEPS))
-def test_what_a_model_writes_is_written_once(step, setting):
-    running.require_exact(running.training(step), setting)
-
-
-@pytest.mark.parametrize("setting", running.SETTINGS[:2], ids=str)
-@pytest.mark.parametrize("step", [rows_in_a_branch, a_sparse_step_in_a_branch])
-def test_rows_that_a_branch_writes_are_written_to_all_copies(step, setting):
-    running.require_exact(running.training(step), setting)

@@ -1,6 +1,4 @@
-"""A gradient that a model takes is the whole batch's, whatever is made of it."""
-
-import pytest
+"""Models that take gradients by themselves: those of the whole batch, whatever is made of them."""
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
@@ -9,11 +7,11 @@ from tests.law import losses, running
 double = tf.float64
 
 
-def paired(gradients, v, optimizer=None):
+def _paired(gradients, v, optimizer=None):
     return running.apply(zip(gradients, running.trained(v), strict=True), optimizer)
 
 
-def two_losses(f, y, v):
+def _two_losses(f, y, v):
     """A mean over rows, and a sum over the rows that a mask keeps."""
     return losses.mean(f, y, v), tf.reduce_sum(losses.squares(f, y, v) * f["mask"])
 
@@ -22,37 +20,37 @@ def two_losses(f, y, v):
 
 
 def several_ys(f, y, v):
-    found = two_losses(f, y, v)
-    return found[0], paired(tf.gradients(list(found), running.trained(v)), v)
+    found = _two_losses(f, y, v)
+    return found[0], _paired(tf.gradients(list(found), running.trained(v)), v)
 
 
 def several_ys_and_weights_of_theirs(f, y, v):
-    found = two_losses(f, y, v)
+    found = _two_losses(f, y, v)
     given = [tf.constant(2.0, double), tf.exp(v.s[0])]
     gradients = tf.gradients(list(found), running.trained(v), grad_ys=given)
-    return found[0], paired(gradients, v)
+    return found[0], _paired(gradients, v)
 
 
 def a_weight_that_depends_on_the_batch(f, y, v):
-    first, second = two_losses(f, y, v)
+    first, second = _two_losses(f, y, v)
     gradients = tf.gradients(first, running.trained(v), grad_ys=tf.stop_gradient(second))
-    return first, paired(gradients, v)
+    return first, _paired(gradients, v)
 
 
 def a_y_with_rows(f, y, v):
     found = losses.cross(f, y, v)
-    return tf.reduce_mean(found), paired(tf.gradients(found, running.trained(v)), v)
+    return tf.reduce_mean(found), _paired(tf.gradients(found, running.trained(v)), v)
 
 
 def a_y_with_rows_and_weights(f, y, v):
     found = losses.cross(f, y, v)
     gradients = tf.gradients(found, running.trained(v), grad_ys=f["real"])
-    return tf.reduce_mean(found), paired(gradients, v)
+    return tf.reduce_mean(found), _paired(gradients, v)
 
 
 def ys_with_rows_and_without(f, y, v):
     ys = [losses.cross(f, y, v), losses.quotient(f, y, v), tf.nn.l2_loss(v.w)]
-    return ys[1], paired(tf.gradients(ys, running.trained(v)), v)
+    return ys[1], _paired(tf.gradients(ys, running.trained(v)), v)
 
 
 def through_a_hidden_layer_by_hand(f, y, v):
@@ -60,7 +58,7 @@ def through_a_hidden_layer_by_hand(f, y, v):
     hidden = losses.logits(f, v)
     loss = losses.mean({"x": hidden}, y, _Identity())
     (onto_hidden,) = tf.gradients(loss, hidden)
-    return loss, paired(tf.gradients(hidden, running.trained(v), grad_ys=onto_hidden), v)
+    return loss, _paired(tf.gradients(hidden, running.trained(v), grad_ys=onto_hidden), v)
 
 
 class _Identity:
@@ -72,7 +70,7 @@ class _Identity:
 
 def by_what_was_read(f, y, v):
     loss = losses.mean(f, y, v)
-    return loss, paired(tf.gradients(loss, [v.w, v.b]), v)
+    return loss, _paired(tf.gradients(loss, [v.w, v.b]), v)
 
 
 def by_a_normalised_weight(f, y, v):
@@ -80,21 +78,21 @@ def by_a_normalised_weight(f, y, v):
     unit = tf.math.l2_normalize(v.w, 0)
     loss = tf.reduce_sum(tf.square(tf.matmul(f["x"], unit) - y["y"])) + tf.nn.l2_loss(unit)
     (onto_unit,) = tf.gradients(loss, unit)
-    return loss, paired(tf.gradients(unit, running.trained(v), grad_ys=onto_unit), v)
+    return loss, _paired(tf.gradients(unit, running.trained(v), grad_ys=onto_unit), v)
 
 
 def some_without_gradient(f, y, v):
     loss = losses.quotient(f, y, v) + 0.0 * tf.reduce_sum(tf.stop_gradient(v.s))
     gradients = tf.gradients(loss, running.trained(v))
     assert gradients[-1] is None
-    return loss, paired(gradients, v)
+    return loss, _paired(gradients, v)
 
 
 def zeros_for_some(f, y, v):
     loss = losses.quotient(f, y, v) + 0.0 * tf.reduce_sum(tf.stop_gradient(v.s))
     zero = tf.UnconnectedGradients.ZERO
     gradients = tf.gradients(loss, running.trained(v), unconnected_gradients=zero)
-    return loss, paired(gradients, v)
+    return loss, _paired(gradients, v)
 
 
 def stopped_at_the_hidden_units(f, y, v):
@@ -102,7 +100,7 @@ def stopped_at_the_hidden_units(f, y, v):
     error = hidden * tf.reduce_sum(v.w) - y["y"]
     loss = tf.reduce_mean(tf.square(error)) + tf.nn.l2_loss(v.w)
     gradients = tf.gradients(loss, running.trained(v), stop_gradients=[hidden])
-    return loss, paired([g for g in gradients if g is not None] + [None], v)
+    return loss, _paired([g for g in gradients if g is not None] + [None], v)
 
 
 def options_of_compute_gradients(f, y, v):
@@ -125,40 +123,40 @@ def decay_by_hand(f, y, v):
     loss = losses.total(f, y, v)
     gradients = tf.gradients(loss, running.trained(v))
     found = [g + 0.1 * w for g, w in zip(gradients, (v.w, v.b), strict=True)]
-    return loss, paired(found, v)
+    return loss, _paired(found, v)
 
 
 def scaled_loss(f, y, v):
     loss = losses.quotient(f, y, v)
     gradients = tf.gradients(loss * 128.0, running.trained(v))
-    return loss, paired([g / 128.0 for g in gradients], v)
+    return loss, _paired([g / 128.0 for g in gradients], v)
 
 
 def averaged_by_hand(f, y, v):
     """The mean of two tasks' gradients, each taken on its own."""
-    found = two_losses(f, y, v)
+    found = _two_losses(f, y, v)
     each = [tf.gradients(loss, running.trained(v)) for loss in found]
-    return found[0], paired([(a + b) / 2.0 for a, b in zip(*each, strict=True)], v)
+    return found[0], _paired([(a + b) / 2.0 for a, b in zip(*each, strict=True)], v)
 
 
 def clipped_one_by_one(f, y, v):
     loss = losses.total(f, y, v)
     first, second = tf.gradients(loss, running.trained(v))
     clipped = [tf.clip_by_norm(first, 1e-2), tf.clip_by_value(second, -1e-2, 1e-2)]
-    return loss, paired(clipped, v)
+    return loss, _paired(clipped, v)
 
 
 def normalised_by_the_loss(f, y, v):
     loss = losses.quotient(f, y, v)
     gradients = tf.gradients(loss, running.trained(v))
-    return loss, paired([g / (loss + tf.linalg.global_norm(gradients)) for g in gradients], v)
+    return loss, _paired([g / (loss + tf.linalg.global_norm(gradients)) for g in gradients], v)
 
 
 def divided_by_the_tokens(f, y, v):
     """A sum's gradient over how many tokens there are, as translation models have it."""
     loss = tf.reduce_sum(losses.of_tokens(f, y, v) * f["is_token"])
     gradients = tf.gradients(loss, running.trained(v))
-    return loss, paired([g / tf.reduce_sum(f["is_token"]) for g in gradients], v)
+    return loss, _paired([g / tf.reduce_sum(f["is_token"]) for g in gradients], v)
 
 
 def a_rate_of_the_batch(f, y, v):
@@ -170,7 +168,7 @@ def a_rate_of_the_batch(f, y, v):
 
 def surgery(f, y, v):
     """Each task's gradient without what points against the other's (Yu et al. 2020)."""
-    found = two_losses(f, y, v)
+    found = _two_losses(f, y, v)
     one, other = [tf.gradients(loss, running.trained(v)) for loss in found]
 
     def projected(g, h):
@@ -178,12 +176,12 @@ def surgery(f, y, v):
         return g - inner / (tf.reduce_sum(h * h) + 1e-12) * h
 
     pairs = zip(one, other, strict=True)
-    return found[0], paired([projected(g, h) + projected(h, g) for g, h in pairs], v)
+    return found[0], _paired([projected(g, h) + projected(h, g) for g, h in pairs], v)
 
 
 def balanced_tasks(f, y, v):
     """Weights of tasks that are trained by the norms of their gradients (Chen et al. 2018)."""
-    found = two_losses(f, y, v)
+    found = _two_losses(f, y, v)
     weighted = [tf.exp(v.s[i]) * loss for i, loss in enumerate(found)]
     shared = v.variables["w"]
     norms = [tf.norm(tf.gradients(loss, shared)[0]) for loss in weighted]
@@ -199,7 +197,7 @@ def curvature(f, y, v):
     first = tf.gradients(loss, running.trained(v))
     product = tf.add_n([tf.reduce_sum(g * tf.ones_like(g)) for g in first])
     second = tf.gradients(product, running.trained(v))
-    return loss, paired([g + 0.1 * h for g, h in zip(first, second, strict=True)], v)
+    return loss, _paired([g + 0.1 * h for g, h in zip(first, second, strict=True)], v)
 
 
 def sharpness_aware(f, y, v):
@@ -213,137 +211,30 @@ def sharpness_aware(f, y, v):
         b = v.b + tf.stop_gradient(0.05 * gradients[1] / norm)
 
     there = losses.mean(f, y, Moved)
-    return loss, paired(tf.gradients(there, running.trained(v)), v)
+    return loss, _paired(tf.gradients(there, running.trained(v)), v)
 
 
-STEPS = [
-    several_ys,
-    several_ys_and_weights_of_theirs,
-    a_weight_that_depends_on_the_batch,
-    a_y_with_rows,
-    a_y_with_rows_and_weights,
-    ys_with_rows_and_without,
-    through_a_hidden_layer_by_hand,
-    by_what_was_read,
-    by_a_normalised_weight,
-    some_without_gradient,
-    zeros_for_some,
-    stopped_at_the_hidden_units,
-    options_of_compute_gradients,
-    decay_by_hand,
-    scaled_loss,
-    averaged_by_hand,
-    clipped_one_by_one,
-    normalised_by_the_loss,
-    divided_by_the_tokens,
-    a_rate_of_the_batch,
-    surgery,
-    balanced_tasks,
-    curvature,
-    sharpness_aware,
-]
+def by_a_tape(f, y, v):
+    with tf.GradientTape() as tape:
+        loss = losses.quotient(f, y, v)
+    return loss, _paired(tape.gradient(loss, running.trained(v)), v)
 
 
-@pytest.mark.parametrize(("step", "setting"), running.in_turn(STEPS))
-def test_gradients_are_the_whole_batchs(step, setting):
-    running.require_exact(running.training(step), setting)
-
-
-# Several optimizers.
-
-
-def adversaries(features, labels, mode):
+def adversaries(f, y, v):
     """A generator and a discriminator, each with a loss and an optimizer of its own."""
     with tf1.variable_scope("generator", initializer=exactness.start, dtype=double):
-        made = tf.tanh(tf.matmul(features["x"], tf1.get_variable("g", [3, 3], double)))
+        made = tf.tanh(tf.matmul(f["x"], tf1.get_variable("g", [3, 3], double)))
 
     def judge(x):
         with tf1.variable_scope("judge", reuse=tf1.AUTO_REUSE, initializer=exactness.start):
             return tf.matmul(x, tf1.get_variable("d", [3, 1], double))
 
-    real, fake = judge(labels["y"]), judge(made)
+    real, fake = judge(y["y"]), judge(made)
     of_judge = tf.reduce_mean(tf.nn.softplus(-real)) + tf.reduce_mean(tf.nn.softplus(fake))
     of_generator = tf.reduce_sum(tf.nn.softplus(-fake))
     first = running.adam().minimize(of_judge, var_list=tf1.trainable_variables("judge"))
     with tf1.control_dependencies([first]):
-        count = tf1.train.get_global_step()
         second = running.momentum().minimize(
-            of_generator, count, var_list=tf1.trainable_variables("generator")
+            of_generator, tf1.train.get_global_step(), tf1.trainable_variables("generator")
         )
-    return exactness.spec_of(mode, of_judge + of_generator, train_op=second)
-
-
-@pytest.mark.parametrize("setting", [running.SETTINGS[0], running.SETTINGS[1]], ids=str)
-def test_adversaries_have_a_loss_and_an_optimizer_each(setting):
-    running.require_exact(adversaries, setting)
-
-
-# Rows of a table.
-
-
-class Looking:
-    """A model that looks rows up; a run fetches the gradient that it took of its table.
-
-    Args:
-        num_lookups: How often it does.
-        change: What it makes of the gradient before it is applied.
-    """
-
-    def __init__(self, num_lookups=1, change=lambda gradients: gradients):
-        self.num_lookups = num_lookups
-        self.change = change
-        self.taken = None
-
-    def __call__(self, features, labels, mode):
-        table = tf1.get_variable("table", [4, 3], double, exactness.start)
-        looked_up = [
-            tf.nn.embedding_lookup(table, (labels["class"] + i) % 4)
-            for i in range(self.num_lookups)
-        ]
-        output = tf.add_n([row * (i + 1.0) for i, row in enumerate(looked_up)])
-        loss = tf.reduce_mean(tf.square(output - labels["y"]))
-        self.taken = tf.gradients(loss, [table])
-        step = running.apply(zip(self.change(self.taken), [table], strict=True))
-        return exactness.spec_of(mode, loss, train_op=step)
-
-    def slices(self, spec):
-        """Returns what a run fetches."""
-        del spec
-        (slices,) = self.taken
-        return {"indices": slices.indices, "values": slices.values}
-
-
-@pytest.mark.parametrize("setting", running.SETTINGS[:5], ids=str)
-def test_gradients_of_a_table_are_the_slices_of_one_device_in_its_order(setting):
-    model = Looking()
-    running.require_exact(model, setting, fetch=model.slices)
-
-
-CLIPS = {
-    "global norm": lambda gradients: tf.clip_by_global_norm(gradients, 1e-2)[0],
-    "norm": lambda gradients: [tf.clip_by_norm(g, 1e-2) for g in gradients],
-    "scaled values": lambda gradients: [
-        tf.IndexedSlices(0.5 * g.values, g.indices, g.dense_shape) for g in gradients
-    ],
-}
-
-
-@pytest.mark.parametrize(("name", "setting"), running.in_turn(CLIPS))
-def test_what_is_made_of_slices_is_one_devices(name, setting):
-    running.require_exact(Looking(num_lookups=2, change=CLIPS[name]), setting)
-
-
-# By a tape.
-
-
-def taped(features, labels, mode):
-    v = losses.Weights()
-    with tf.GradientTape() as tape:
-        loss = losses.quotient(features, labels, v)
-    pairs = zip(tape.gradient(loss, running.trained(v)), running.trained(v), strict=True)
-    return exactness.spec_of(mode, loss, train_op=running.apply(pairs))
-
-
-@pytest.mark.parametrize("setting", running.SETTINGS[:3], ids=str)
-def test_a_tapes_gradients_are_the_whole_batchs(setting):
-    running.require_exact(taped, setting)
+    return of_judge + of_generator, second
