@@ -61,7 +61,7 @@ def _sizes(name: str, towers: int, strategy: str) -> tuple[float, ...]:
         step = [spec.train_op, spec.loss]
         variables = description.find_variables()
         moved = _transfers(step, [tf1.global_variables_initializer(), batches.initializer], towers)
-        found = tuple(description.measure_devices(step, variables, cpus, {}, moved, True))
+        found = tuple(description.measure_devices(step, variables, cpus, moved, True))
         bound = description.bound_of(variables, towers)
     return (
         max(device.held for device in found),

@@ -45,7 +45,7 @@ def test_check_names_functions_and_modules_that_are_not_there(tmp_path):
         tmp_path,
         model_fn="mine:model_fnn",
         optimizer="nobody_has_this:optimizer_fn",
-        train="{steps: 1, hooks: ['mine:hook', 'mine:inside'], input: 'folder.deep:rows'}",
+        train="{steps: 1, hooks: ['mine:hook', 'mine:outside'], input: 'folder.deep:rows'}",
         eval="{input: 'folder:rows', metric_reductions: {top: 'mine:largest', low: min}}",
         predict="{input: {kind: npz, file: none.npz}}",
     )
@@ -55,7 +55,7 @@ def test_check_names_functions_and_modules_that_are_not_there(tmp_path):
         "optimizer: warning: there is no module nobody_has_this here",
         "train.input.function: warning: there is no module folder.deep here",
         "eval.input.function: warning: folder has no rows",
-        "train.hooks[1]: warning: mine has no inside",
+        "train.hooks[1]: warning: mine has no outside",
         "eval.metric_reductions.top: warning: mine has no largest",
     ]
 
@@ -90,7 +90,6 @@ def test_the_first_rows_of_csv_files_are_looked_at(tmp_path):
         "locals()['model_fn'] = print",
         "import sys\nsys.modules[__name__].model_fn = print",
         "def make():\n    global model_fn\n    model_fn = print\nmake()",
-        "no python",
         "",
     ],
 )

@@ -109,14 +109,8 @@ def test_small_variables_are_together_by_kind_where_that_is_seen(drawn):
     equal = [one._replace(bytes=4) for one in found.variables]
     device = found.devices[0]._replace(bytes=360)
     found = found._replace(variables=tuple(equal), devices=(device, found.devices[1]))
-    texts = [text for text, _ in written(drawn(found))]
+    texts = [text.partition("\n")[0] for text, _ in written(drawn(found))]
     assert {"30 more, weight", "30 more, slot", "30 more, local"} <= set(texts)
-
-
-@pytest.mark.parametrize("device_count", [1, 2, 4])
-def test_a_picture_is_wider_than_high(drawn, device_count):
-    wide, high = drawn(described(device_count, 5)).canvas.get_width_height()
-    assert wide > high
 
 
 def test_the_legend_has_what_is_shown(drawn):
@@ -130,15 +124,6 @@ def test_the_legend_has_what_is_shown(drawn):
     texts = labels(drawn(found._replace(variables=weights)))
     assert "weight" in texts
     assert not {"slot", "local", "other", "several kinds"} & texts
-
-
-def test_a_variable_too_small_for_letters_has_them_above(drawn):
-    # 4 bytes to 2 MiB; beside them the 8 bytes of the global step.
-    made = drawn(described(1, 20))
-    (one,) = [t for t in made.findobj(matplotlib_text.Text) if t.get_text() == "global_step"]
-    low = min(p.get_height() for p in made.axes[0].patches)
-    assert (low, one.get_color()) == (8, "black")
-    assert one.get_position()[1] > low
 
 
 @pytest.mark.parametrize("color", [drawing._color(kind) for kind in (*drawing._KINDS, "")])
@@ -163,13 +148,9 @@ def test_a_device_without_variables_says_so(drawn):
 def test_a_device_tells_how_many_of_its_operations_are_split(drawn):
     found = described(2, 4)
     devices = tuple(one._replace(of_tower=1_234) for one in found.devices)
-    texts = [text for text, _ in written(drawn(found._replace(devices=devices)))]
-    assert texts.count("1,234 of them split by rows") == 3
-
-
-def test_what_moves_has_no_color_of_an_alarm():
-    red, green, blue = drawing._MOVED
-    assert red < min(green, blue)
+    made = drawn(found._replace(devices=devices))
+    texts = {one.get_text() for one in made.findobj(matplotlib_text.Text)}
+    assert sum(text.endswith("\n1,234 of them split by rows") for text in texts) == 3
 
 
 def test_a_picture_is_whole_or_not_there(tmp_path):

@@ -171,8 +171,8 @@ def with_a_rate():
 @pytest.mark.parametrize(
     ("function", "keys", "rule", "came", "step"),
     [
-        (padded, {}, "batches whose rows have a size that is known", "(None, None)", "pad to one"),
-        (with_a_rate, {}, "whose tensors all have rows", "shape=()", "a value for each row"),
+        (padded, {}, "rows of a size that is known", "(None, None)", "pad to one"),
+        (with_a_rate, {}, "whose tensors all have rows", "shape=()", "k.batched: false"),
         (dataset, {"batched": True}, "whose tensors all have rows", "()", "k.batched: false"),
     ],
 )

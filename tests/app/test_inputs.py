@@ -70,17 +70,6 @@ def test_an_array_of_any_dtype_is_read_as_it_is_or_refused(tmp_path, dtype):
         np.testing.assert_array_equal(batch.astype(dtype), array)
 
 
-@pytest.mark.parametrize(
-    ("size", "repeat", "is_told"),
-    [(5, True, False), (6, True, True), (6, False, False), (6, 3, True)],
-)
-def test_a_batch_of_more_rows_than_there_are_is_told(archive, caplog, size, repeat, is_told):
-    source = input_config.Npz(file=archive, label="label", batch_size=size, repeat=repeat)
-    inputs.element_of(inputs.input_fn(source, f"{size} {repeat}", "train", {}))
-    text = f"{size} {repeat}: batch_size is {size}, and there are 5 rows: a batch has rows more"
-    assert (text in caplog.text) == is_told
-
-
 def test_npz_shapes_are_known_but_for_the_batch(archive):
     source = input_config.Npz(file=archive, features=("x",), label="label")
     features, labels = inputs.element_of(inputs.input_fn(source, "k", "train", {}))
@@ -111,23 +100,8 @@ def test_the_data_are_not_in_the_graph(archive):
     assert max(sizes) < 100
 
 
-def test_csv_is_batched(tmp_path):
-    (tmp_path / "d.csv").write_text("x,s,y\n1,a,0\n2,b,1\n3,c,0\n")
-    source = input_config.Csv(
-        file=(str(tmp_path / "d.csv"),),
-        columns={"x": "float32", "s": "string", "y": "int32"},
-        label="y",
-        batch_size=2,
-    )
-    (features, labels), _ = batches_of(source)
-    assert features["x"].tolist() == [1, 2]
-    assert features["s"].tolist() == [b"a", b"b"]
-    assert labels.tolist() == [0, 1]
-
-
 def test_csv_that_does_not_fit_in_memory_is_a_stream(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "_MAX_IN_MEMORY", 10)
-    monkeypatch.setattr(tables, "read", None)
     path = tmp_path / "d.csv"
     path.write_text("x,s,y\n1,a,0\n2,b,1\n3,c,0\n")
     source = input_config.Csv(
@@ -202,7 +176,6 @@ def test_tfrecord_files_must_exist(tmp_path):
     ("content", "compression", "fault"),
     [
         (b"\x1f\x8b\x08", "none", "compressed with gzip. Set compression: GZIP."),
-        (b"x,y\n", "GZIP", "but is not. Set compression: none."),
         (b"x,y\n", "none", "must be tfrecord, but is text. Set kind: csv if it is a table."),
         (b"PK\x03\x04", "none", "must be tfrecord, but is an npz file. Set kind: npz."),
     ],
@@ -349,3 +322,20 @@ def test_a_function_must_return_a_dataset(user_code):
     source = input_config.Function(function="user_inputs:rows")
     with pytest.raises(errors.RunError, match=r"must return a tf.data.Dataset, got list"):
         batches_of(source)
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_cache_reads_the_rows_of_a_function_once(user_code, cache):
+    read = []
+
+    def generate():
+        for number in range(3):
+            read.append(number)
+            yield number, number
+
+    specs = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
+    user_code.rows = lambda: tf.data.Dataset.from_generator(generate, output_signature=specs)
+    source = input_config.Function(function="user_inputs:rows", repeat=4, cache=cache, batch_size=2)
+    labels = [label for _, batch in batches_of(source) for label in batch.tolist()]
+    assert labels == [0, 1, 2] * 4
+    assert len(read) == (3 if cache else 12)

@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from replicate import estimator
+from replicate import errors, estimator
 from replicate.app.command import cli
 from replicate.app.config import config, input_config
 from replicate.app.data import inputs, positions, section_inputs, tables
@@ -149,7 +149,7 @@ def test_an_order_goes_on_from_each_batch(folder, shuffle, repeat, by_pass):
     source = input_config.Npz(
         file=str(folder / "d.npz"), features=("x",), batch_size=5, shuffle=shuffle, repeat=repeat
     )
-    first = positions.Position(each=(lambda batches: batches) if by_pass else None)
+    first = positions.Position(by_pass=by_pass)
     whole = read(source, first, 15)
     # Three passes of 23 rows: 69 are 13 batches of 5 and one of 4; by itself each pass has 5.
     assert len(whole) == (15 if repeat is True or by_pass else 14)
@@ -229,7 +229,7 @@ def test_without_a_seed_passes_of_a_function_are_not_read_again(is_seeded, lengt
     sys.modules["rows_in_order"].rows = rows
     source = input_config.Function(function="rows_in_order:rows", batch_size=2, repeat=True)
     source = source.model_copy(update={"prefetch": 0})
-    position = positions.Position(4, is_seeded, lambda batches: batches, length)
+    position = positions.Position(4, is_seeded, True, length)
     assert read(source, position, 1) == [[2, 3]]
     assert len(began) == passes
 
@@ -246,3 +246,45 @@ def test_an_input_that_is_over_stays_so(folder):
         assert train(folder, "over", f"{INPUTS['npz']}, repeat: 1", "train.steps=20")[0] == 6
     # 46 rows are 11.5 batches.
     assert train(folder, "over", f"{INPUTS['npz']}, repeat: 2", "train.steps=20")[0] == 12
+
+
+@pytest.mark.parametrize("kind", ["npz", "stream", "generator"])
+@pytest.mark.parametrize(("repeat", "passes"), [("true", 3), ("2", 2), ("false", 1)])
+def test_epochs_are_passes_that_are_cut_by_themselves(folder, monkeypatch, kind, repeat, passes):
+    if kind == "stream":
+        monkeypatch.setattr(tables, "_MAX_IN_MEMORY", 10)
+    kinds = {"npz": "kind: npz, file: d.npz", "stream": TABLE, "generator": INPUTS["generator"]}
+    keys = f"{kinds[kind]}{', label: y' * (kind != 'generator')}, batch_size: 4, repeat: {repeat}"
+    keys = keys.replace(", shuffle: true", "")
+    words = ["train.epochs=3", f"train.input={{{keys}, shuffle: false}}"]
+    settings = config.load(str(folder / "c.yaml"), [*words, "model_dir=m"])
+    # 23 rows are five batches of 4 and one of 3.
+    numbers = [X[first : first + 4].tolist() for first in range(0, ROWS, 4)]
+    for start in (0, 2, 7):
+        made = section_inputs.in_epochs(settings, 3, start)
+        # What does not know its length is counted once it was read in part.
+        assert made.end == (None if start == 0 and kind != "npz" else 18)
+        found = []
+        with tf.Graph().as_default(), tf1.Session() as session:
+            features, _ = tf1.data.make_one_shot_iterator(made.dataset()).get_next()
+            while len(found) < 99:
+                try:
+                    found.append(session.run(features["x"]).tolist())
+                except tf.errors.OutOfRangeError:
+                    break
+        assert found == (numbers * passes)[start:]
+
+
+def test_an_input_without_an_end_has_no_epochs():
+    with pytest.raises(errors.RunError, match=r"train.input: must come to an end for train.epochs"):
+        positions.length_of(lambda: tf.data.Dataset.range(7).repeat(), 0)
+
+
+def test_an_input_that_waits_for_a_table_is_not_counted():
+    def rows():
+        table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(["rows"], np.int64([ROWS])), -1
+        )
+        return tf.data.Dataset.range(table.lookup(tf.constant("rows"))).batch(3)
+
+    assert positions.length_of(rows, 99) is None

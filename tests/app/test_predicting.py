@@ -173,7 +173,7 @@ def test_parquet_needs_the_columns_that_the_model_reads(
     parquet.write_table(pyarrow.table({"id": [[1]], "xx": [4.0]}), wrong)
     assert run(folder, "predict", given, wrong) == 1
     assert "FILE: " in (shown := capsys.readouterr().err)
-    assert "it lacks the column x, but has xx" in shown
+    assert "the file must have the column 'x' once, got id, xx. Did you mean xx?" in shown
 
 
 def test_without_a_header_what_the_model_does_not_read_may_be_anything(folder, capsys, tmp_path):
@@ -185,7 +185,7 @@ def test_without_a_header_what_the_model_does_not_read_may_be_anything(folder, c
     (tmp_path / "short").write_text("1,1\n")
     assert run(folder, "predict", given, tmp_path / "short") == 1
     assert "FILE: " in (shown := capsys.readouterr().err)
-    assert "short:1: must have 3 cells like the columns, got 2" in shown
+    assert "short:1: must be CSV, as the config says: CSV parse error: Row #1: Expected 3" in shown
 
 
 def test_a_key_of_predict_does_not_ask_for_an_input_beside_the_file(folder, capsys):

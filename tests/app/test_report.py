@@ -80,9 +80,9 @@ def test_a_variable_is_told_with_what_is_known_of_it(capsys):
         ["any", "weight", "?", "float32", "?", "CPU:1"],
     ]
     assert cells[5:] == [
-        ["device", "tower", "variables", "bytes", "peak, at least", "operations of a step"],
-        ["CPU:0", "0", "1", "24", "0", "1,234"],
-        ["CPU:1", "1", "0", "0", "0", "10"],
+        ["device", "tower", "variables", "bytes", "operations of a step"],
+        ["CPU:0", "0", "1", "24", "1,234"],
+        ["CPU:1", "1", "0", "0", "10"],
     ]
 
 

@@ -150,7 +150,7 @@ def test_of_inputs_that_lack_an_array_the_training_one_is_told(folder, tmp_path)
     lacking = [f"{section}.input.features=[x, z]" for section in ("train", "eval")]
     told = run(folder, "train", tmp_path, *lacking, code=1)[1]
     assert "\ntrain.input: " in told
-    assert "must have the array 'z', got x, y." in told
+    assert "must have the array 'z'; there is x, y." in told
 
 
 @pytest.fixture(name="trained", scope="module")
@@ -341,11 +341,11 @@ def test_epochs_end_a_training_at_the_same_step_however_often_it_is_stopped(fold
 
 
 @pytest.mark.thorough
-def test_epochs_of_a_stream_are_counted_while_it_is_read(folder):
+def test_epochs_of_a_stream_are_counted_by_a_run_that_continues(folder):
     source = "{kind: function, function: 'line_of_trainings:rows', batch_size: 3, prefetch: 0}"
     epochs = ["train.epochs=2", "train.steps=null", f"train.input={source}"]
-    run(folder, "train", "stream", *epochs, "train.steps=1")
-    assert "to step" not in run(folder, "train", "stream", *epochs)[1]
+    assert "to step" not in run(folder, "train", "stream", *epochs, "train.steps=1")[1]
+    assert "to step 4 (2 epochs)" in run(folder, "train", "stream", *epochs)[1]
     assert step_of(folder / "stream") == 4
     assert "nothing left to do" in run(folder, "train", "stream", *epochs)[1]
     shown = run(folder, "train", "stream", *epochs, "train.epochs=3")[1]

@@ -18,8 +18,8 @@ from replicate import errors
 from replicate.app.cluster import launcher
 from replicate.app.command import cli
 from replicate.app.config import config, documents, files, input_config
-from replicate.app.data import npz, reading, samples
-from replicate.app.inspect import absences, starter
+from replicate.app.data import npz, reading
+from replicate.app.inspect import samples, starter
 from replicate.app.runs import atomic_files, folders, records
 from replicate.app.training import predictions
 from replicate.compat.tensorflow import tf
@@ -239,13 +239,6 @@ def test_a_shape_is_one_that_tensorflow_has(tmp_path, section, size):
         config.load(str(tmp_path / "c.yaml"))
 
 
-@pytest.mark.parametrize("text", ["a" + ".b" * 100_000, "-" * 100_000 + "1"], ids=["dots", "minus"])
-def test_a_module_that_nests_too_deeply_is_not_looked_into(tmp_path, text):
-    (tmp_path / "deep.py").write_text(text)
-    assert absences._lacks("deep:fn", [str(tmp_path)]) == ""
-    assert absences.arguments("deep:fn", [str(tmp_path)]) is None
-
-
 # Where it would be written.
 
 
@@ -325,7 +318,7 @@ model_fn: leaky:words
 model_dir: out
 optimizer: {name: GradientDescent, learning_rate: 0.1}
 train: {steps: 2, input: &rows {kind: tfrecord, file: ../data/*.tfrecord, label: y, batch_size: 2,
-  cache: ../cache, features: {x: {dtype: string}, y: {dtype: float32}}}}
+  cache: true, features: {x: {dtype: string}, y: {dtype: float32}}}}
 eval: {input: *rows}
 export: {inputs: {x: {dtype: string}}, exporters: [{kind: final}], assets_extra: {a.txt: a.txt}}
 """

@@ -111,6 +111,6 @@ def init(request: requests.Request) -> None:
     files = starter.write(output, text, is_new=not asked.force)
     _print_warnings(output, absences.warnings(config.load(output)))
     written = f"{' and '.join(files)} {'is' if len(files) == 1 else 'are'} written"
-    for remark in starter.told(sample):
+    for remark in starter.told(sample, asked.label):
         print(remark)
     print(f"{written}; look through {output}, then: replicate train {output}")

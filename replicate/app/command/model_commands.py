@@ -23,7 +23,7 @@ def train(request: requests.Request) -> None:
     # A launcher shows what is in the log at once, and stdout, the result, in the end.
     is_apart = request.launcher is not None and not is_told
     apart = json_output.alone() if is_apart else contextlib.nullcontext()
-    with apart, description.foretold(settings):
+    with apart:
         if request.options.fast_dev_run:
             done = trials.run(settings, _display(request), request.line)
         else:

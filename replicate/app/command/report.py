@@ -65,14 +65,14 @@ def print_description(found: description.Description) -> None:
             for one in found.variables
         ),
     )
-    columns = ["device", "tower", "variables", "bytes", "peak, at least", "operations of a step"]
+    columns = ["device", "tower", "variables", "bytes", "operations of a step"]
     if found.split is not None:
         columns.append("of them split by rows")
     rows = (
         (
             description.short(one.name),
             "" if one.tower is None else one.tower,
-            *(one.variables, one.bytes, one.peak, one.operations, one.of_tower),
+            *(one.variables, one.bytes, one.operations, one.of_tower),
         )
         for one in found.devices
     )

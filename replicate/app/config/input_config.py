@@ -19,7 +19,6 @@ _Buffer = Annotated[
     types.Boolean | Annotated[int, types.number(int, 1, _MAX_BUFFER), types.tag("number")],
     types.either("true, false or a number"),
 ]
-_Cache = Annotated[types.Boolean | types.PathText, types.either("true, false or a path")]
 _Columns = Annotated[
     types.Named[catalog.Dtype],
     types.form(dict, "a mapping of columns to dtypes, as {age: float32}"),
@@ -173,11 +172,11 @@ class Table(Divisible):
         {},
         description="For a column, the value that stands for an empty cell.",
     )
-    cache: _Cache = Field(
+    cache: types.Boolean = Field(
         False,
         description="Only for files over 1 GiB, which are read as a stream; smaller ones are "
         "always in memory. true: rows are kept in memory until a training, or one evaluation, is "
-        "over; a folder's path: they are kept there, for later ones as well.",
+        "over.",
     )
 
     _whole: "Table | None" = pydantic.PrivateAttr(
@@ -345,10 +344,10 @@ class Tfrecord(Divisible):
         description="How many files are read at a time. Above 1, records come from so many files "
         "in turn, always in the same order where nothing is shuffled.",
     )
-    cache: _Cache = Field(
+    cache: types.Boolean = Field(
         False,
         description="true: the records are kept in memory until a training, or one evaluation, is "
-        "over; a folder's path: they are kept there, uncompressed, for later ones as well.",
+        "over.",
     )
 
     @property
@@ -380,12 +379,10 @@ class Function(Divisible):
         description="Whether its dataset is batched already; null: found out from its graph and "
         "its shapes.",
     )
-    cache: _Cache = Field(
+    cache: types.Boolean = Field(
         False,
         description="true: what the function's dataset yields is kept in memory until a training, "
-        "or one evaluation, is over; a folder's path: it is kept there, for later ones as well. "
-        "Another file, other params or another batch_size make another cache; code elsewhere that "
-        "changes does not.",
+        "or one evaluation, is over. The function may keep it in files: `dataset.cache(path)`.",
     )
 
 

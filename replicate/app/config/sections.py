@@ -106,7 +106,7 @@ class Train(types.Section):
         None,
         description="How many passes over the training data; absolute like steps. A pass is cut "
         "into batches by itself, and N epochs are N times as many steps as it has batches. Of a "
-        "stream they are counted while it is first read.",
+        "stream they are counted when a run continues.",
     )
     steps: types.Positive | None = Field(
         None,

@@ -16,14 +16,12 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from replicate import errors, types
-from replicate.app.config import files, functions, input_config
-from replicate.app.data import caching, npz, positions, tables
+from replicate.app.config import functions, input_config
+from replicate.app.data import npz, positions, records
 from replicate.compat.tensorflow import tf, tf1
-from replicate.console import messages
 from replicate.graph import rows
 from replicate.strategy.cluster import cluster as clusters
 
@@ -44,8 +42,7 @@ def input_fn(
     position: positions.Position = positions.FIRST,
 ) -> InputFn:
     """Returns an Estimator input_fn, which begins at a position; see `batches`."""
-    make = batches(source, key, mode, params, task)
-    return lambda: make(position)
+    return functools.partial(batches(source, key, mode, params, task), position)
 
 
 def batches(
@@ -70,14 +67,10 @@ def batches(
     is_training, has_labels = mode == types.TRAIN, mode != types.PREDICT
     if not has_labels:
         source = source.for_predictions()
-    if isinstance(source, input_config.Table) and not tables.fits_in_memory(source, key):
-        return _stream(source, key, is_training, task)
-    if isinstance(source, input_config.Table | input_config.Npz):
-        if isinstance(source, input_config.Npz):
-            features, label = npz.read(source, key, has_labels)
-        else:
-            features, label = tables.read(source, key, is_training)
-        return lambda position: _of_arrays(features, label, source, task, position, key)
+    if isinstance(source, input_config.Table):
+        return _of_table(source, key, is_training, task)
+    if isinstance(source, input_config.Npz):
+        return _of_arrays(*npz.read(source, key, has_labels), source, task)
     if isinstance(source, input_config.Tfrecord):
         return _of_records(source, key, is_training, task)
     return _of_function(source, key, mode, params, task)
@@ -100,26 +93,20 @@ def columns_of(source: input_config.Input, key: str) -> dict[str, tf.TypeSpec]:
     """
     source = source.for_predictions()
     if isinstance(source, input_config.Table):
-        specs = {name: tf.TensorSpec([None], dtype) for name, dtype in source.columns.items()}
+        shapes: Mapping[str, tuple[int, ...]] = {}
         if isinstance(source, input_config.Parquet):
-            from replicate.app.data import arrow  # for a table alone: see there
+            from replicate.app.data import tables  # for a table alone: see there
 
-            paths = files.expanded(source.file, key)
-            known = (arrow.shapes_in(path, specs, key) for path in paths)
-            shapes = next(filter(None, known), {})
-            specs |= {n: tf.TensorSpec([None, *shapes[n]], specs[n].dtype) for n in shapes}
-        return specs
+            shapes = tables.shapes(source, key)
+        return {
+            name: tf.TensorSpec([None, *shapes.get(name, ())], dtype)
+            for name, dtype in source.columns.items()
+        }
     if not isinstance(source, input_config.Tfrecord):
         return {}
     with tf.Graph().as_default():
-        found = tf.io.parse_example(tf1.placeholder(tf.string, [None]), _parsings(source))
-        return {name: tf.type_spec_from_value(found[name]) for name in source.features}
-
-
-def _specs(columns: tables.Columns) -> dict[str, tf.TypeSpec]:
-    """Returns the spec of each column, with as many rows as there may be."""
-    dtypes = {n: tf.string if c.dtype == object else c.dtype for n, c in columns.items()}
-    return {n: tf.TensorSpec([None, *columns[n].shape[1:]], dtype) for n, dtype in dtypes.items()}
+        parsed = tf.io.parse_example(tf1.placeholder(tf.string, [None]), records.parsings(source))
+        return {name: tf.type_spec_from_value(parsed[name]) for name in source.features}
 
 
 def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
@@ -154,21 +141,12 @@ def _of_arrays(
     label: npt.NDArray[Any] | None,
     source: input_config.Input,
     task: clusters.Cluster,
-    position: positions.Position,
-    key: str,
-) -> tf.data.Dataset:
-    """Returns batches of rows; the arrays stay in Python, out of the graph."""
+) -> Batches:
+    """Returns what makes batches of rows; the arrays stay in Python, out of the graph."""
     nest = features if label is None else (features, label)
     arrays = tf.nest.flatten(nest)
     count = len(arrays[0])
     dtypes = [tf.as_dtype(a.dtype) if a.dtype.kind not in "OSU" else tf.string for a in arrays]
-    buffer = count if source.shuffle is True else min(count, source.shuffle or 0)
-    if source.batch_size > count and position.each is None and position.times_of(source) != 1:
-        messages.warn(
-            f"{key}: batch_size is {source.batch_size}, and there are {count} rows: a batch has "
-            f"rows more than once. Set {key}.batch_size to {count} at most, or count train.epochs.",
-            "configuration.md#train",
-        )
 
     @tf.autograph.experimental.do_not_convert
     def gather(index: tf.Tensor) -> types.Nest:
@@ -180,18 +158,21 @@ def _of_arrays(
     def numbers(seed: tf.Tensor | None) -> tf.data.Dataset:
         return tf.data.Dataset.range(count)
 
-    found = positions.of_rows(position, source, numbers, buffer, count)
-    return _ahead(own_part(found, task).map(gather), source)
+    return _of_rows(source, task, numbers, gather, count)
 
 
-def _stream(
+def _of_table(
     source: input_config.AnyTable, key: str, is_training: bool, task: clusters.Cluster
 ) -> Batches:
-    """Returns what makes batches and holds some of the rows at a time."""
+    """Returns what makes batches of a table: of arrays, or of a stream if these are too large."""
+    from replicate.app.data import tables  # for a table alone: see there
+
+    if tables.fits_in_memory(source, key):
+        return _of_arrays(*tables.read(source, key, is_training), source, task)
     pieces = functools.partial(tables.pieces, source, key, is_training)
-    specs = _specs(next(pieces()))  # a bad header is found now
-    paths = files.expanded(source.file, key)
-    cached = caching.through(source, key, paths, worker=_place(task))
+    first = next(pieces())  # a bad header is found now
+    dtypes = {n: tf.string if c.dtype == object else c.dtype for n, c in first.items()}
+    specs = {n: tf.TensorSpec([None, *first[n].shape[1:]], one) for n, one in dtypes.items()}
 
     @tf.autograph.experimental.do_not_convert
     def part(columns: dict[str, tf.Tensor]) -> types.Nest:
@@ -201,7 +182,25 @@ def _stream(
     def rows(seed: tf.Tensor | None) -> tf.data.Dataset:
         return tf.data.Dataset.from_generator(pieces, output_signature=specs).unbatch()
 
-    return _of_rows(source, task, rows, part, cached)
+    return _of_rows(source, task, rows, part)
+
+
+def _of_records(
+    source: input_config.Tfrecord, key: str, is_training: bool, task: clusters.Cluster
+) -> Batches:
+    paths, own = records.files_of(source, key), _own_side(source, is_training)
+
+    def rows(seed: tf.Tensor | None) -> tf.data.Dataset:
+        return own(records.dataset(source, paths, seed))
+
+    @tf.autograph.experimental.do_not_convert
+    def parse(batch: tf.Tensor) -> types.Nest:
+        features = tf.io.parse_example(batch, records.parsings(source))
+        label = features.pop(source.label, None)
+        features = {name: features[name] for name in source.features if name in features}
+        return features if label is None else (features, label)
+
+    return _of_rows(source, task, rows, parse)
 
 
 def _of_rows(
@@ -209,105 +208,15 @@ def _of_rows(
     task: clusters.Cluster,
     rows: positions.Rows,
     finished: Callable[[Any], types.Nest],
-    cached: positions.Change | None,
+    count: int | None = None,
 ) -> Batches:
-    """Returns what makes batches of a stream of rows; each batch is finished by a function."""
+    """Returns what makes batches of rows; each batch is finished by a function."""
 
     def make(position: positions.Position) -> tf.data.Dataset:
-        found = positions.of_rows(position, source, rows, _buffer(source), cached=cached)
+        found = positions.of_rows(position, source, rows, _buffer(source, count), count)
         return _ahead(own_part(found, task).map(finished), source)
 
     return make
-
-
-def record_files(source: input_config.Tfrecord, key: str) -> list[str]:
-    """Returns the TFRecord files of an input, patterns made out.
-
-    Raises:
-        RunError: If there is none by a name or pattern, or it is of another kind.
-    """
-    paths: list[str] = []
-    for name in source.file:
-        if "://" in name:
-            paths += tf.io.gfile.glob(name) or files.expanded([name], key)
-            continue
-        found = files.expanded([name], key)
-        for path in found:
-            _refuse_other_form(path, source.compression, key)
-        paths += found
-    return paths
-
-
-def _refuse_other_form(path: str, compression: str, key: str) -> None:
-    is_gzip = files.kind_of(path) == "gzip"
-    if compression == "none" and is_gzip:
-        raise errors.RunError(
-            f"{key}: {path}: must be without compression, as {key}.compression says, but is "
-            "compressed with gzip. Set compression: GZIP."
-        )
-    if compression == "GZIP" and not is_gzip and files.kind_of(path):
-        raise errors.RunError(
-            f"{key}: {path}: must be compressed with gzip, as {key}.compression says, but is "
-            "not. Set compression: none."
-        )
-    if compression == "none":
-        files.refuse_other_kind(path, "tfrecord", key)
-
-
-def _of_records(
-    source: input_config.Tfrecord, key: str, is_training: bool, task: clusters.Cluster
-) -> Batches:
-    paths = record_files(source, key)
-    cached = caching.through(source, key, paths, worker=_place(task))
-    own = _own_side(source, is_training)
-
-    def rows(seed: tf.Tensor | None) -> tf.data.Dataset:
-        return own(_records(source, paths, seed))
-
-    @tf.autograph.experimental.do_not_convert
-    def parse(batch: tf.Tensor) -> types.Nest:
-        features = tf.io.parse_example(batch, _parsings(source))
-        label = features.pop(source.label, None)
-        features = {name: features[name] for name in source.features if name in features}
-        return features if label is None else (features, label)
-
-    return _of_rows(source, task, rows, parse, cached)
-
-
-def _records(
-    source: input_config.Tfrecord, paths: list[str], seed: tf.Tensor | None
-) -> tf.data.Dataset:
-    """Returns the records of all files, whose order is shuffled where that of rows is."""
-    names = tf.data.Dataset.from_tensor_slices([files.relative(path) for path in paths])
-    if source.shuffle and len(paths) > 1:
-        names = names.shuffle(len(paths), seed)
-    at_a_time = min(source.parallel_reads, len(paths))
-    if at_a_time == 1:
-        return tf.data.TFRecordDataset(names, source.compression_type)
-    return names.interleave(
-        lambda name: tf.data.TFRecordDataset(name, source.compression_type),
-        cycle_length=at_a_time,
-        num_parallel_calls=at_a_time,
-        deterministic=True,
-    )
-
-
-def _parsings(source: input_config.Tfrecord) -> dict[str, Any]:
-    return {name: _parsing(feature) for name, feature in source.features.items()}
-
-
-def _parsing(feature: input_config.Feature) -> Any:
-    dtype = tf.as_dtype(feature.dtype)
-    if feature.kind == "sparse":
-        return tf.io.VarLenFeature(dtype)
-    if feature.kind == "ragged":
-        return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
-    default = feature.default
-    if default is not None:
-        values = np.array(default, object if dtype == tf.string else dtype.as_numpy_dtype)
-        is_one = not isinstance(default, list)
-        default = np.full(feature.shape, values) if is_one else values.reshape(feature.shape)
-    return tf.io.FixedLenFeature(list(feature.shape), dtype, default)
 
 
 def _of_function(
@@ -321,7 +230,6 @@ def _of_function(
     turns = task.size if task.servers else 1  # each batch is a step of one worker
     source, task, context = left_to(fn, source, task)
     offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
-    cached = caching.through(source, key, made_by=(fn, offered), worker=_place(task))
 
     def make(position: positions.Position) -> tf.data.Dataset:
         named = f"{key}.function: {source.function}"
@@ -339,7 +247,7 @@ def _of_function(
                 _refuse_rows_unlike(found.element_spec, key, named)
                 found, batched = found.unbatch(), False
             found = _own_side(source, mode == types.TRAIN)(found)
-        found = found if cached is None else cached(found)
+        found = found.cache() if source.cache else found
         if source.shuffle:
             found = found.shuffle(_buffer(source))
         if task.size == 1:
@@ -356,20 +264,14 @@ def _refuse_rows_unlike(batch: Any, key: str, named: str) -> None:
         shape = getattr(spec, "shape", None)
         if shape is None or isinstance(spec, tf.SparseTensorSpec):
             continue
-        if shape.rank == 0:
-            raise errors.RunError(
-                f"{named} must return a dataset whose tensors all have rows, as "
-                f"{key}.holdout divides them, got {spec}. Give that a value for each row; or set "
-                f"{key}.batched: false, if these are rows, not batches."
-            )
         # A ragged tensor pads no row in its ragged dimensions.
-        inner = None if shape.rank is None else shape[getattr(spec, "ragged_rank", 0) + 1 :]
+        inner = None if not shape.rank else shape[getattr(spec, "ragged_rank", 0) + 1 :]
         if inner is None or not inner.is_fully_defined():
             raise errors.RunError(
-                f"{named} must return rows, or batches whose rows have a size that is known, as "
-                f"{key}.holdout chooses rows by what they have and padding differs with the "
-                f"batch, got {spec}. Return the rows before they are padded, pad to one size, or "
-                f"set {key}.holdout: null and hold rows out in the function."
+                f"{named} must return rows, or batches whose tensors all have rows of a size that "
+                f"is known, as {key}.holdout chooses rows by what they have and padding differs "
+                f"with the batch, got {spec}. Return rows before they are padded, pad to one size, "
+                f"set {key}.batched: false if these are rows, or {key}.holdout: null."
             )
 
 
@@ -396,9 +298,10 @@ def _contents(value: types.Rows | None) -> list[tf.Tensor]:
     return [] if value is None else tf.nest.flatten(value, expand_composites=True)
 
 
-def _buffer(source: input_config.Input) -> int:
-    """Returns over how many rows a stream is shuffled; 0: it is not."""
-    return _STREAM_BUFFER if source.shuffle is True else int(source.shuffle or 0)
+def _buffer(source: input_config.Input, count: int | None = None) -> int:
+    """Returns over how many rows of so many an input is shuffled; 0: it is not."""
+    wanted = (count or _STREAM_BUFFER) if source.shuffle is True else int(source.shuffle or 0)
+    return min(wanted, count or wanted)
 
 
 def _ahead(found: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
@@ -457,8 +360,5 @@ def _place(task: clusters.Cluster) -> int:
 def _part(number: Any, task: clusters.Cluster) -> tuple[Any, Any]:
     """Returns the first of a worker's rows, and the one after the last; ints, or tensors."""
     base, longer, place = number // task.size, number % task.size, _place(task)
-    if isinstance(number, int):
-        begin = base * place + min(place, longer)
-        return begin, begin + base + (place < longer)
-    begin = base * place + tf.minimum(place, longer)
-    return begin, begin + base + tf.cast(place < longer, base.dtype)
+    least = min if isinstance(number, int) else tf.minimum
+    return base * place + least(place, longer), base * (place + 1) + least(place + 1, longer)

@@ -1,15 +1,19 @@
-"""The order in which rows are read, and where in it a run begins.
+"""The order in which rows are read, how passes become batches, and where in them a run begins.
 
 The rule: the order of a pass is made from the seed and the number of the pass, and each step reads
 a batch. So the global step of a checkpoint says where in the data it is: a run that continues reads
 what it would have read without a stop. Passes that are over are not read again, and of a pass
 that was begun rows are passed over before anything is parsed. What a user's function returns may
 draw its own order, pass after pass; it is read again from its beginning, if there is a seed.
+
+With `train.epochs` each pass is cut into batches by itself, so its last batch may be short. As many
+batches are the steps of an epoch, and N epochs end at step N times that: absolute, like steps.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from replicate import errors
 from replicate.app.config import input_config
 from replicate.compat.tensorflow import tf, tf1
 
@@ -25,15 +29,14 @@ class Position(NamedTuple):
     Attributes:
         start: How many batches the runs before have read.
         is_seeded: Whether what is drawn at random is the same in each run.
-        each: What is done with the batches of each pass, which is cut into batches by itself;
-            None: a batch may have rows of two passes.
+        by_pass: Whether each pass is cut into batches by itself; else a batch may have rows of two.
         length: How many batches such a pass has, where that is known.
         times: How many passes there are, -1: no end; None: as the config says.
     """
 
     start: int = 0
     is_seeded: bool = False
-    each: Change | None = None
+    by_pass: bool = False
     length: int | None = None
     times: int | None = None
 
@@ -47,13 +50,24 @@ class Position(NamedTuple):
 FIRST = Position()
 
 
+class Epochs(NamedTuple):
+    """N passes over the training data, from the step on that a run begins at.
+
+    Attributes:
+        end: The step at which training is over; None where that is not known yet.
+        dataset: Makes the batches that are left.
+    """
+
+    end: int | None
+    dataset: Callable[[], tf.data.Dataset]
+
+
 def of_rows(
     position: Position,
     source: input_config.Input,
     rows: Rows,
     buffer: int,
     count: int | None = None,
-    cached: Change | None = None,
 ) -> tf.data.Dataset:
     """Returns batches of an input whose order is made here, from the position on.
 
@@ -63,15 +77,14 @@ def of_rows(
         rows: Returns the rows of a pass, not shuffled, from a seed for what it shuffles itself.
         buffer: How many rows are shuffled at a time; 0: none.
         count: How many rows a pass has; None: they are counted where that matters.
-        cached: Keeps the rows of the first pass for the others; None: each pass reads them.
     """
-    times, size, each = position.times_of(source), source.batch_size, position.each
-    done, left = 0, position.start * (1 if each else size)
+    times, size, by_pass = position.times_of(source), source.batch_size, position.by_pass
+    done, left = 0, position.start * (1 if by_pass else size)
     if left and times != 1:
-        length = position.length if each else count or _counted(lambda: rows(None), left)
+        length = position.length if by_pass else count or length_of(lambda: rows(None), left)
         done, left = divmod(left, length) if length else (0, left)
         times = _left_of(times, done)
-    kept = None if cached is None else cached(rows(None))
+    kept = rows(None).cache() if getattr(source, "cache", False) else None
 
     def one_pass(seed: tf.Tensor | None) -> tf.data.Dataset:
         if seed is not None:  # in a graph of its own
@@ -80,18 +93,18 @@ def of_rows(
         found = rows(seed) if kept is None else kept
         if seed is not None:
             found = found.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)
-        return each(found.batch(size)) if each else found
+        return found.batch(size) if by_pass else found
 
     if buffer:
         seed = None if tf1.get_default_graph().seed is None else _ORDER
         found = tf.data.Dataset.random(seed).skip(done).take(times).flat_map(one_pass)
         if count and times >= 0:  # which a flat map does not know
-            all_of_them = times * (-(-count // size) if each else count)
+            all_of_them = times * (-(-count // size) if by_pass else count)
             found = found.apply(tf.data.experimental.assert_cardinality(all_of_them))
     else:
         found = one_pass(None).repeat(times)
     found = found.skip(left)
-    return found if each else found.batch(size)
+    return found if by_pass else found.batch(size)
 
 
 def of_function(
@@ -105,17 +118,15 @@ def of_function(
         found: What the function returned.
         is_batched: Whether that has batches, not rows.
     """
-    times, each, left = position.times_of(source), position.each, position.start
+    times, left = position.times_of(source), position.start
     if position.length and not position.is_seeded:
         # As another order is drawn anyhow, passes are not read again.
         done, left = divmod(left, position.length)
         times = _left_of(times, done)
-    if each:
-        found = each(found if is_batched else found.batch(source.batch_size)).repeat(times)
-    else:
-        found = found.repeat(times)
-        found = found if is_batched else found.batch(source.batch_size)
-    return found.skip(left)
+    if position.by_pass and not is_batched:
+        found, is_batched = found.batch(source.batch_size), True
+    found = found.repeat(times)
+    return (found if is_batched else found.batch(source.batch_size)).skip(left)
 
 
 def _left_of(times: int, done: int) -> int:
@@ -123,10 +134,32 @@ def _left_of(times: int, done: int) -> int:
     return times if times < 0 else max(times - done, 0)
 
 
-def _counted(make: Callable[[], tf.data.Dataset], most: int) -> int | None:
-    """Returns how many rows a pass has, by reading it; None where it has none, or so many."""
-    with tf.Graph().as_default():
-        count = make().take(most).reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
-        with tf1.Session(config=tf1.ConfigProto(device_count={"GPU": 0})) as session:
-            found = int(session.run(count))
-    return found if 0 < found < most else None
+def length_of(make: Callable[[], tf.data.Dataset], most: int) -> int | None:
+    """Returns how many elements a dataset has; None where it has none, or nobody knows.
+
+    Args:
+        make: Makes it.
+        most: How many of them are read to find out, where the dataset itself does not know.
+
+    Raises:
+        RunError: If it never ends.
+    """
+    with (
+        tf.Graph().as_default(),
+        tf1.Session(config=tf1.ConfigProto(device_count={"GPU": 0})) as session,
+    ):
+        made = make()
+        read = made.take(most).reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
+        try:
+            found = int(session.run(tf.data.experimental.cardinality(made)))
+            if found == tf.data.UNKNOWN_CARDINALITY and most:
+                found = int(session.run(read))
+                found = found if found < most else 0
+        except tf.errors.OpError:  # it waits for tables or variables of the training's graph
+            return None
+    if found == tf.data.INFINITE_CARDINALITY:
+        raise errors.RunError(
+            "train.input: must come to an end for train.epochs to be counted, but repeats for "
+            "ever. Leave out its repeat(), or set train.steps in place of train.epochs."
+        )
+    return found if found > 0 else None

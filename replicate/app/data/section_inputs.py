@@ -1,13 +1,13 @@
 """The input of a section of the config, as an Estimator takes it."""
 
-import json
+import functools
+import sys
 import zlib
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from replicate import estimator
-from replicate.app.config import config, files, functions, input_config, sections
-from replicate.app.data import caching, epochs, inputs, positions
+from replicate.app.config import config, input_config, sections
+from replicate.app.data import inputs, positions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster as clusters
 
@@ -77,31 +77,27 @@ def alike(make: inputs.InputFn, settings: config.Config, task: clusters.Cluster)
 
 def in_epochs(
     settings: config.Config, number: int, start: int, task: clusters.Cluster = clusters.ALONE
-) -> epochs.Epochs:
+) -> positions.Epochs:
     """Returns passes over the training data.
+
+    Where its dataset does not know how many batches a pass has, a run that continues counts them.
 
     Args:
         settings: The config.
         number: How many.
         start: The step that the run begins at.
-        task: Which worker's part of the rows is wanted; the chief alone writes anything down.
+        task: Which worker's part of the rows is wanted.
+
+    Raises:
+        RunError: If the input never ends.
     """
     source = settings.section(sections.Train).input
-    source = source.model_copy(update={"prefetch": 0})
     # NOTE: with servers the steps of all workers count, and each one takes its turns in the end.
     shared = clusters.ALONE if task.servers else task
     make = inputs.batches(source, "train.input", _MODES["train"], settings.params, shared)
-    description = _description(source, settings.params)
-    notes = epochs.Notes(settings.model_dir, description, is_written=task.position == 0)
-    return epochs.Epochs(number, make, start, settings.seed is not None, notes)
-
-
-def _description(source: input_config.Input, params: Mapping[str, Any]) -> str:
-    """Returns what the number of batches depends on: the config's words, files, a function."""
-    named = [name for name in input_config.files_of(source) if "://" not in name]
-    sizes: list[Any] = [files.size(path) for path in files.expanded(named, "train.input")]
-    if isinstance(source, input_config.Function):
-        fn = functions.load(source.function, "train.input.function")
-        sizes = [caching.state_of(fn), json.dumps(dict(params), sort_keys=True, default=repr)]
-    others = {"shuffle", "prefetch", "repeat", "cache", "parallel_reads"}
-    return f"{source.model_dump_json(exclude=others)} {sizes}"
+    once = positions.Position(by_pass=True, times=1)
+    length = positions.length_of(lambda: make(once), most=sys.maxsize if start else 0)
+    times = number if source.repeat is True else min(number, int(source.repeat or 1))
+    position = positions.Position(start, settings.seed is not None, True, length, times)
+    end = None if length is None else number * length
+    return positions.Epochs(end, functools.partial(make, position))

@@ -4,19 +4,17 @@ The training graph is built as a training builds it, over a batch of the config'
 measured. Nothing runs, and no checkpoint is looked at.
 """
 
-import contextlib
 import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from replicate import estimator, model_fn
-from replicate.app.cluster import tasks
+from replicate import estimator, model_fn, types
 from replicate.app.config import config, sections
 from replicate.app.data import section_inputs
-from replicate.app.inspect import memory, traffic
+from replicate.app.inspect import traffic
 from replicate.app.training import estimators
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
@@ -30,7 +28,6 @@ from replicate.verification import subjects
 _KINDS = {verified.WEIGHTS: "weight", verified.SLOTS: "slot", verified.OTHERS: "other"}
 _LISTED = (*_KINDS.values(), "local")
 _TOWER = re.compile(r"tower_(\d+)/")  # begins the names of a tower's operations
-_OF_MEMORY = re.compile(r"OOM|[Mm]emory|allocat")
 
 
 class Variable(NamedTuple):
@@ -64,8 +61,6 @@ class Device(NamedTuple):
         bytes: Of these copies, as far as they are known.
         operations: How many operations of a training step run there.
         of_tower: How many of a step are the tower's part of a graph that is split by rows.
-        peak: How many bytes a step needs there at least: those of variables, and of what else is
-            there at one moment. See `memory`.
         held: How many bytes of weights and slots there are.
         sent: How many bytes a step sends to other devices, as far as they are known.
         received: How many it receives from them.
@@ -77,7 +72,6 @@ class Device(NamedTuple):
     bytes: int
     operations: int
     of_tower: int = 0
-    peak: int = 0
     held: int = 0
     sent: int = 0
     received: int = 0
@@ -121,14 +115,14 @@ class Description(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold."""
-        told = self._asdict()
-        for field in ("variables", "devices", "transfers"):
-            told[field] = [one._asdict() for one in told[field]]
-        told["bound"] = None if self.bound is None else self.bound._asdict()
-        if self.split is not None:
-            whole = [one._asdict() for one in self.split.whole]
-            told["split"] = {**self.split._asdict(), "whole": whole}
-        return told
+        return _plain(self)
+
+
+def _plain(value: Any) -> Any:
+    """Returns named tuples as mappings."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(one) for name, one in value._asdict().items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def short(device: str) -> str:
@@ -149,88 +143,39 @@ def describe(settings: config.Config, task: clusters.Cluster = clusters.ALONE) -
     """
     batch_size = settings.section(sections.Train).input.batch_size
     # Workers that meet share each batch; those with servers take one each.
-    rows = batch_size if task.servers else -(-batch_size // task.size)
+    own_size = batch_size if task.servers else -(-batch_size // task.size)
     described = estimators.describe(settings, task._replace(listens=False))
-    workers, make = _workers(described), section_inputs.input_fn(settings, "train", task=task)
+    strategy = described.options.get("strategy")
+    if strategy is None or isinstance(strategy, str):
+        workers = subjects.worker_devices(described.devices, strategy)
+        name = "one_device" if len(workers) == 1 else strategy or "parameter_server"
+    else:  # of a cluster: servers know devices by other names
+        workers, name = strategy.worker_devices, settings.strategy or "one_device"
+    is_of_cluster = task.size > 1 or bool(task.servers)
+    if is_of_cluster:
+        name = "parameter_server" if task.servers else "multi_worker"
+    make = section_inputs.input_fn(settings, "train", task=task)
     with tf.Graph().as_default() as graph, report.heard() as heard:
         tf1.set_random_seed(settings.seed)
         tf1.train.create_global_step()
-        spec = _built(described, make)
+        with tf.device("/device:CPU:0"):
+            element = tf1.data.make_initializable_iterator(make()).get_next()
+        spec = _built(described, element)
         step = [spec.train_op, spec.loss]
-        variables = tuple(
-            sorted(find_variables(), key=lambda one: (_LISTED.index(one.kind), one.name))
-        )
-        split, shape_of = None, traffic.unknown_shape
+        variables, split, shape_of = find_variables(), None, traffic.unknown_shape
         if heard:
             executed = operations.executed_by(step)
             split = report.of_step(heard[0], executed, len(workers), batch_size)
-            parts = [end - begin for begin, end in runs.static_bounds(rows, len(workers))]
+            parts = [end - begin for begin, end in runs.static_bounds(own_size, len(workers))]
             shape_of = functools.partial(report.part_shape, heard[0], parts)
-        counts, places = traffic.row_counts(graph, rows), traffic.Places()
-        tensors = memory.held(step, places, traffic.Sizes(counts, shape_of))
-        transfers = traffic.transfers(step, counts, shape_of)
-    return Description(
-        settings.name,
-        _name(settings.strategy, len(workers), task),
-        rows,
-        variables,
-        tuple(measure_devices(step, variables, workers, tensors, transfers, split is not None)),
-        tuple(transfers),
-        None if _is_of_cluster(task) else bound_of(variables, len(workers)),
-        split,
-    )
+        moved = traffic.transfers(step, traffic.row_counts(graph, own_size), shape_of)
+        found = tuple(measure_devices(step, variables, workers, moved, split is not None))
+    bound = None if is_of_cluster else bound_of(variables, len(workers))
+    return Description(settings.name, name, own_size, variables, found, tuple(moved), bound, split)
 
 
-@contextlib.contextmanager
-def foretold(settings: config.Config) -> Iterator[None]:
-    """Adds to an error of a training that has no memory left how much it needs, for each device."""
-    try:
-        yield
-    except tf.errors.ResourceExhaustedError as e:
-        if not _OF_MEMORY.search(e.message or ""):  # a disk is full, or a message too long
-            raise
-        with contextlib.suppress(Exception):  # what a model does that is built again
-            told = _needs(describe(settings, tasks.of(settings)))
-            vars(e).setdefault("__notes__", []).append(told)
-        raise
-
-
-def _needs(found: Description) -> str:
-    """Returns how much memory each device needs at least, as a sentence."""
-    each = (
-        f"{short(one.name)} {one.peak:,} bytes ({one.bytes:,} of them variables)"
-        for one in found.devices
-        if one.peak
-    )
-    rows = f"{found.batch_size} row{'s' if found.batch_size > 1 else ''}"
-    return f"A step of {rows} needs at least, by the shapes of its graph: {', '.join(each)}."
-
-
-def _workers(described: estimators.Described) -> Sequence[str]:
-    """Returns the towers' devices."""
-    strategy = described.options.get("strategy")
-    if strategy is None or isinstance(strategy, str):
-        return subjects.worker_devices(described.devices, strategy)
-    return strategy.worker_devices  # of a cluster: servers know devices by other names
-
-
-def _is_of_cluster(task: clusters.Cluster) -> bool:
-    return task.size > 1 or bool(task.servers)
-
-
-def _name(strategy: str | None, num_towers: int, task: clusters.Cluster) -> str:
-    """Returns who keeps the variables."""
-    if _is_of_cluster(task):
-        return "parameter_server" if task.servers else "multi_worker"
-    return "one_device" if num_towers == 1 else strategy or "parameter_server"
-
-
-def _built(
-    described: estimators.Described, make: Callable[[], tf.data.Dataset]
-) -> estimator.EstimatorSpec:
-    """Builds a batch and the towers, as an Estimator does; returns the EstimatorSpec."""
-    with tf.device("/device:CPU:0"):
-        element = tf1.data.make_initializable_iterator(make()).get_next()
+def _built(described: estimators.Described, element: types.Nest) -> estimator.EstimatorSpec:
+    """Builds the towers over a batch, as an Estimator does; returns the EstimatorSpec."""
     is_pair = isinstance(element, list | tuple) and len(element) == 2
     features, labels = element if is_pair else (element, None)
     replicated = model_fn.replicate_model_fn(
@@ -243,27 +188,24 @@ def _built(
 def find_variables() -> tuple[Variable, ...]:
     """Returns the variables of the default graph: weights, slots, others, local ones."""
     weights = {variable.name for variable in tf1.trainable_variables()}
-    found = [
-        _measured(variable, _KINDS[verified.kind_of(variable.name, weights)])
-        for variable in tf1.global_variables()
-    ]
-    found += [_measured(variable, "local") for variable in tf1.local_variables()]
+    kinds = [(one, _KINDS[verified.kind_of(one.name, weights)]) for one in tf1.global_variables()]
+    found = []
+    for variable, kind in [*kinds, *((one, "local") for one in tf1.local_variables())]:
+        is_many = isinstance(variable, distributed_variable.DistributedVariable)
+        copies = variable.members if is_many else [variable]
+        handles = [getattr(copy, "handle", copy).op for copy in copies]
+        shape, dtype = variable.shape, variable.dtype.base_dtype
+        found.append(
+            Variable(
+                variable.name.partition(":")[0],
+                kind,
+                None if shape.rank is None else tuple(shape.as_list()),
+                dtype.name,
+                traffic.size_of(shape, dtype),
+                tuple(map(traffic.place_of, handles)),
+            )
+        )
     return tuple(sorted(found, key=lambda one: (_LISTED.index(one.kind), one.name)))
-
-
-def _measured(variable: tf.Variable, kind: str) -> Variable:
-    is_many = isinstance(variable, distributed_variable.DistributedVariable)
-    copies = variable.members if is_many else [variable]
-    handles = [getattr(copy, "handle", copy).op for copy in copies]
-    shape, dtype = variable.shape, variable.dtype.base_dtype
-    return Variable(
-        variable.name.partition(":")[0],
-        kind,
-        None if shape.rank is None else tuple(shape.as_list()),
-        dtype.name,
-        traffic.size_of(shape, dtype),
-        tuple(map(traffic.Places().of, handles)),
-    )
 
 
 def bound_of(variables: Iterable[Variable], num_towers: int) -> Bound | None:
@@ -277,7 +219,7 @@ def bound_of(variables: Iterable[Variable], num_towers: int) -> Bound | None:
     )
 
 
-def _bytes(variables: Iterable[Variable], kinds: Container[str] = _LISTED) -> int:
+def _bytes(variables: Iterable[Variable], kinds: Sequence[str] = _LISTED) -> int:
     """Returns the bytes of one copy of variables, as far as they are known."""
     return sum(one.bytes or 0 for one in variables if one.kind in kinds)
 
@@ -286,7 +228,6 @@ def measure_devices(
     step: traffic.Step,
     variables: Sequence[Variable],
     workers: Sequence[str],
-    tensors: Mapping[str, int],
     transfers: Sequence[traffic.Transfer],
     is_split: bool,
 ) -> Iterator[Device]:
@@ -296,12 +237,11 @@ def measure_devices(
         step: What is run.
         variables: Of its graph.
         workers: The towers' devices.
-        tensors: Bytes of what else is there on a device at one moment; see `memory`.
         transfers: What travels in a step.
         is_split: Whether towers are parts of a graph that is split by rows.
     """
-    executed, places = operations.executed_by(step), traffic.Places()
-    counts = Counter(map(places.of, executed))
+    executed = operations.executed_by(step)
+    counts = Counter(map(traffic.place_of, executed))
     named = (_TOWER.match(op.name) for op in executed if is_split)
     parts = Counter(match[1] for match in named if match)
     held = {name for variable in variables for name in variable.devices}
@@ -315,7 +255,6 @@ def measure_devices(
             _bytes(own),
             counts[name],
             parts[str(tower)],
-            peak=_bytes(own) + tensors.get(name, 0),
             held=_bytes(own, ("weight", "slot")),
             sent=sum(one.bytes for one in transfers if one.source == name),
             received=sum(one.bytes for one in transfers if one.target == name),

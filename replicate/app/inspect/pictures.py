@@ -1,11 +1,7 @@
-"""What all pictures have in common: a canvas without a window, colors, texts that fit, files."""
+"""What all pictures have in common: a canvas without a window, colors, files."""
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
 
-from matplotlib import artist as matplotlib_artist
-from matplotlib import axes as matplotlib_axes
 from matplotlib import figure as matplotlib_figure
 from matplotlib.backends import backend_agg
 
@@ -41,34 +37,8 @@ def save(made: matplotlib_figure.Figure, path: str) -> None:
         ) from e
 
 
-def legend(
-    axes: matplotlib_axes.Axes,
-    marks: Sequence[matplotlib_artist.Artist],
-    place: tuple[float, float],
-    **look: Any,
-) -> None:
-    """Writes in a row what marks mean; its left end is at a place of 0 to 1 in the axes."""
-    look = {"borderpad": 0, "borderaxespad": 0, "frameon": False, **look}
-    count = max(len(marks), 1)
-    axes.legend(handles=marks, ncols=count, loc="center left", bbox_to_anchor=place, **look)
-
-
-def fitted(
-    axes: matplotlib_axes.Axes, place: tuple[float, float], text: str, width: float, **look: Any
-) -> None:
-    """Writes a text, its midst cut out where it is wider than it may be.
-
-    Args:
-        axes: Where to write.
-        place: In the axes' data; the middle of the text, unless `look` says otherwise.
-        text: What to write.
-        width: In the axes' data, along x.
-        look: As `Axes.text` takes it.
-    """
-    written = axes.text(*place, text, **{"ha": "center", "va": "center", **look}, parse_math=False)
-    left, right = axes.transData.transform([(0, 0), (width, 0)])[:, 0]
-    kept = len(text)
-    while kept > 1 and written.get_window_extent().width > right - left:
-        kept -= max(1, kept // 20)
-        end = (kept - 1) // 2
-        written.set_text(f"{text[: kept - end]}…{text[len(text) - end :]}")
+def shortened(text: str, most: int = 48) -> str:
+    """Returns a text of at most so many letters, its midst cut out; $ is drawn as it is."""
+    if len(text) > most:
+        text = f"{text[: most - most // 2 - 1]}…{text[len(text) - most // 2 :]}"
+    return text.replace("$", r"\$")

@@ -1,16 +1,16 @@
 """`replicate init`: a config to begin with, from a model_fn and a data file."""
 
+import contextlib
 import os
 import shutil
-import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from replicate import errors
 from replicate.app.config import catalog, config, documents, files, schema, types
-from replicate.app.data import samples
-from replicate.app.inspect import absences
+from replicate.app.inspect import samples
 from replicate.app.runs import atomic_files
 
 _HEAD = """\
@@ -23,6 +23,16 @@ _NO_OPTIMIZER = """
 # Change: an optimizer is needed where model_fn has no train_op of its own.
 # optimizer: {name: Adam, learning_rate: 0.001}
 """
+_INPUTS = """
+train:
+  steps: 1000  # change: when training is over
+  input: &data
+{}
+eval:
+  every_steps: 250
+  input: &held_out
+    <<: *data
+{}"""
 _PREDICT = """
 # For `replicate predict` and `replicate export`: remove them where model_fn has no predictions.
 predict:
@@ -32,8 +42,16 @@ export:
   after_training: false  # change: whether training ends with an export
 """
 _VALUES = {"learning_rate": 0.01, "momentum": 0.9}  # of arguments without a default
-_RATE = "change: tune it"
-_MAX_NOTE = 100  # characters
+_NOTES = {
+    "batch_size": "change: rows of all devices together",
+    "columns": "dtypes as of the first rows; of lists, that of their values",
+    "defaults": "change: what stands for an empty cell",
+    "header": "change: name the columns above",
+    "holdout": "change: of the rows, always the same, are for evaluation alone",
+    "label": "change, if it is another one",
+    "learning_rate": "change: tune it",
+    "rows": "the rest is held out for evaluation",
+}
 
 
 def write(output: str, written: str, is_new: bool) -> list[str]:
@@ -91,8 +109,7 @@ def text(model_fn: str, sample: samples.Sample, output: str, optimizer: str | No
         _HEAD.format(name=Path(output).name, model_fn=model_fn),
         _optimizer(optimizer),
         "\ndevices: auto  # all GPUs, or the CPU; {cpu: 2} tries two towers on a CPU\n",
-        _train(sample, folder),
-        _eval(sample, folder),
+        _inputs(sample, folder),
         _PREDICT.format(name=Path(output).name),
     ]
     return "".join(parts)
@@ -110,66 +127,47 @@ def look(data: str, label: str | None = None) -> samples.Sample:
         RunError: If the data cannot be read.
     """
     if types.is_function(data) and not os.path.exists(data):
-        named = absences.arguments(data, [os.getcwd(), *sys.path]) or ()
-        return samples.of_function(data, "mode" in named)
+        keys = {"kind": "function", "function": data, "holdout": 0.1}
+        return samples.Sample(keys, others=samples.HELD_OUT)
     path = os.path.abspath(data)
     sample = samples.look(_kind(path, data), path, label)
     if label is not None and label not in sample.names:
-        then = types.meant(label, sample.names, f"It has {sample.listed}.")
-        told = [one.partition(": ")[2] for one in sample.remarks if one.startswith(f"{label}: ")]
-        then = f"It is {told[0]}." if told else then
+        why = sample.left_out.get(label)
+        then = types.meant(label, sample.names, f"It has {', '.join(sample.names)}.")
+        then = f"It is left out, as {why}." if why else then
         raise errors.ConfigError(f"--label {label}: must be in {data}. {then}")
     return sample
 
 
-def told(sample: samples.Sample) -> list[str]:
+def told(sample: samples.Sample, label: str | None) -> list[str]:
     """Returns what is said of columns, and of a label that is guessed, or cannot be."""
-    if sample.is_guessed:
-        label = [f"label: {sample.label}, by its name; --label takes another one"]
-    elif sample.label is None and sample.names:
-        label = [f"label: none, as no name says it; --label takes one of {_short(sample.listed)}"]
-    else:
-        label = []
-    return [*sample.remarks, *label]
+    lines = [f"{name}: left out, as {why}" for name, why in sample.left_out.items()]
+    if sample.label is None and sample.names:
+        listed = textwrap.shorten(", ".join(sample.names), 100, placeholder=" …")
+        lines.append(f"label: none, as no name says it; --label takes one of {listed}")
+    elif sample.label is not None and label is None:
+        lines.append(f"label: {sample.label}, by its name; --label takes another one")
+    return lines
 
 
 def _kind(path: str, data: str) -> str:
-    """Returns csv, npz, parquet or tfrecord, by the first bytes of a file.
-
-    Args:
-        path: The file, or a pattern of files of one kind.
-        data: How it was named.
-
-    Raises:
-        RunError: If there is none, or it is of another kind.
-    """
+    """Returns csv, npz, parquet or tfrecord, by the first bytes of a file, or of files."""
+    rule = ""
     if os.path.isdir(path) or files.absent([path]):
-        raise errors.RunError(
-            f"DATA: {data}: must be a file of this machine, a pattern of such files, or "
-            "package.module:function; there is no such file. Check the path."
-        )
-    first = files.expanded([path], "DATA")[0]
-    kind = files.KINDS.get(files.form_of(first))
-    if kind == "npz" and first != path:
-        raise errors.RunError(
-            f"DATA: {data}: must be one file where it is npz, got a pattern. Name one."
-        )
-    if kind is None and not files.size(first):
-        raise errors.RunError(f"DATA: {data}: must have rows, but the file is empty.")
-    if kind is None:
-        raise errors.RunError(
-            f"DATA: {data}: must be CSV, npz, Parquet or TFRecord. Write it as one of them, or "
-            "name a function that returns a tf.data.Dataset."
-        )
-    return kind
+        rule = "a file of this machine, a pattern of such files, or package.module:function"
+    else:
+        first = files.expanded([path], "DATA")[0]
+        kind = files.KINDS.get(files.form_of(first))
+        if kind == "npz" and first != path:
+            rule = "one file where it is npz, got a pattern"
+        elif kind is not None:
+            return kind
+    rule = rule or "CSV, npz, Parquet or TFRecord with rows, or package.module:function"
+    raise errors.RunError(f"DATA: {data}: must be {rule}. Check the path and the file.")
 
 
 def _optimizer(name: str | None) -> str:
-    """Returns an optimizer with the arguments that it needs.
-
-    Raises:
-        ConfigError: If there is none by this name.
-    """
+    """Returns an optimizer with the arguments that it needs."""
     if name is None:
         return _NO_OPTIMIZER
     if name not in catalog.OPTIMIZERS:
@@ -177,68 +175,38 @@ def _optimizer(name: str | None) -> str:
         raise errors.ConfigError(
             f"--optimizer: must be one of {', '.join(catalog.OPTIMIZERS)}, got {name!r}. {then}"
         )
-    row = catalog.OPTIMIZERS[name]
-    needed = {key: one for key, one in row.items() if key == "learning_rate" or _is_needed(one)}
-    arguments = {key: _VALUES[key] if _is_needed(one) else one for key, one in needed.items()}
-    keys = _block({"name": name, **arguments}, {"learning_rate": _RATE})
-    return "\noptimizer:\n" + textwrap.indent(keys, "  ")
+    keys = {
+        key: _VALUES[key] if one is catalog.REQUIRED else one
+        for key, one in catalog.OPTIMIZERS[name].items()
+        if key == "learning_rate" or one is catalog.REQUIRED
+    }
+    return "\noptimizer:\n" + textwrap.indent(_block({"name": name, **keys}), "  ")
 
 
-def _is_needed(default: Any) -> bool:
-    return default is catalog.REQUIRED
+def _inputs(sample: samples.Sample, folder: Path) -> str:
+    """Returns the sections that train and evaluate; paths are relative to the config's folder."""
+    label = {"label": sample.label} if sample.names else {}
+    keys = _block({**_relative(sample.keys, folder), **label, "batch_size": 32})
+    others = f"# {sample.others}\n"
+    if not isinstance(sample.others, str):
+        others = _block(_relative(sample.others, folder))
+    return _INPUTS.format(textwrap.indent(keys, "    "), textwrap.indent(others, "    "))
 
 
-def _train(sample: samples.Sample, folder: Path) -> str:
-    keys = _relative(sample.keys, folder)
-    notes = dict(sample.notes)
-    if sample.names:
-        keys["label"] = sample.label
-        notes["label"] = "guessed by its name: change, if it is another one" * sample.is_guessed
-    if sample.label is None:
-        notes["label"] = f"change: one of {sample.listed}"
-    keys["batch_size"] = 32
-    notes["batch_size"] = "change: rows of all devices together"
-    return (
-        "\ntrain:\n"
-        "  steps: 1000  # change: when training is over\n"
-        "  input: &data\n" + textwrap.indent(_block(keys, notes), "    ")
-    )
-
-
-def _eval(sample: samples.Sample, folder: Path) -> str:
-    head = "\neval:\n  every_steps: 250\n  input: &held_out\n    <<: *data\n"
-    if sample.goes_by_mode:
-        return head + "    # The function is called with mode: eval.\n"
-    if "holdout" in sample.keys:
-        return head + "    # It has the rows that training leaves out.\n"
-    if not sample.other_keys:
-        return head + "    # Change: training sees these rows; name others here.\n"
-    return head + textwrap.indent(_block(_relative(sample.other_keys, folder), {}), "    ")
-
-
-def _relative(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns keys whose file is relative to the config's folder."""
+def _relative(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if "file" not in keys:
         return dict(keys)
-    try:
-        path = os.path.relpath(keys["file"], folder)
-    except ValueError:  # on another drive
-        path = keys["file"]
+    path = keys["file"]
+    with contextlib.suppress(ValueError):  # on another drive
+        path = os.path.relpath(path, folder)
     return {**keys, "file": Path(path).as_posix()}
 
 
-def _block(keys: dict[str, Any], notes: dict[str, str]) -> str:
+def _block(keys: Mapping[str, Any]) -> str:
     """Returns keys as lines of YAML, each with what there is to say about it."""
     lines = []
     for name, value in keys.items():
         is_short = isinstance(value, list | dict) and name != "columns"
         first, *more = documents.dump({name: value}, flow=is_short).splitlines()
-        note = _short(notes.get(name, ""))
-        lines += [f"{first}  # {note}" if note else first, *more]
+        lines += [f"{first}  # {_NOTES[name]}" if name in _NOTES else first, *more]
     return "\n".join(lines) + "\n"
-
-
-def _short(note: str) -> str:
-    """Returns what a comment can hold."""
-    shown = "".join(one if one.isprintable() else " " for one in note)
-    return textwrap.shorten(shown, _MAX_NOTE, placeholder=" …")

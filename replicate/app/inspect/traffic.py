@@ -6,9 +6,10 @@ operation that calls them; what TensorFlow itself improves of a graph comes afte
 all-reduce each GPU sends 2 (K - 1) / K of a tensor's bytes to the next one of a ring.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from replicate import devices
 from replicate.compat.tensorflow import tf, tf1
@@ -24,15 +25,11 @@ _ALL_REDUCE = "NcclAllReduce"
 _NEXT = ("IteratorGetNext", OPTIONAL)
 _BRANCHES = ("If", "StatelessIf")
 
-Step = Sequence[tf.Operation | tf.Tensor]
+Step: TypeAlias = Sequence[tf.Operation | tf.Tensor]
 """What is run, of one graph."""
 
-Shaper = Callable[[tf.Tensor], tf.TensorShape | None]
+Shaper: TypeAlias = Callable[[tf.Tensor], tf.TensorShape | None]
 """Knows shapes that TensorFlow does not infer; None: nor does it."""
-
-
-def unknown_shape(tensor: tf.Tensor) -> None:
-    """Knows no shape."""
 
 
 class Transfer(NamedTuple):
@@ -53,20 +50,8 @@ class Transfer(NamedTuple):
     unsized: int
 
 
-def _placed(device: str | None) -> str:
-    """Returns the whole name of a device that is named in part, or not at all.
-
-    Where nothing is named TensorFlow takes the first GPU, or the CPU where there is none.
-    """
-    found = devices.canonical_or_same(device)
-    named = tf.DeviceSpec.from_string(found)
-    if named.device_type and named.device_index is not None:
-        return found
-    first = (devices.local_devices("GPU") or (_CPU,))[0]
-    if named.device_type and named.device_type not in first:
-        first = f"/device:{named.device_type}:0"
-    whole = tf.DeviceSpec.from_string(first).make_merged_spec(named)
-    return devices.canonical_or_same(whole.to_string())
+def unknown_shape(tensor: tf.Tensor) -> None:
+    """Knows no shape."""
 
 
 def size_of(shape: tf.TensorShape, dtype: tf.DType) -> int | None:
@@ -103,77 +88,65 @@ def transfers(
         row_counts: See there.
         shape_of: See `Shaper`.
     """
-    places, sizes = Places(), Sizes(row_counts, shape_of)
-    crossing = sorted(_crossing(step, places), key=lambda one: (one[0].name, one[1]))
-    tensors: Counter[tuple[str, str]] = Counter()
-    parts: dict[tuple[str, str], list[int | None]] = defaultdict(list)
-    for tensor, target in crossing:
-        pair = places.of(tensor.op), target
-        tensors[pair] += 1
-        parts[pair] += map(sizes.of, tensor.op.inputs if tensor.op.type == _HOLDER else [tensor])
-    for ring in _rings(step):
+    known = Sizes(row_counts, shape_of)
+    read: dict[tuple[str, str], dict[Any, None]] = defaultdict(dict)
+    sizes: dict[tuple[str, str], list[int | None]] = defaultdict(list)
+    rings: dict[bytes, list[tf.Operation]] = defaultdict(list)
+    for op in sorted(operations.executed_by(step), key=lambda op: op.name):
+        for tensor in op.inputs:
+            pair = place_of(tensor.op), place_of(op)
+            # NOTE: a resource is read where it is, whoever names it.
+            if (
+                tensor.dtype != tf.resource
+                and pair[0] != pair[1]
+                and tensor.ref() not in read[pair]
+            ):
+                read[pair][tensor.ref()] = None
+                parts = tensor.op.inputs if tensor.op.type == _HOLDER else [tensor]
+                sizes[pair] += map(known.of, parts)
+        if op.type == _ALL_REDUCE:
+            rings[op.get_attr("shared_name")].append(op)
+    for ring in rings.values():  # of operations in which GPUs meet
         for number, op in enumerate(ring):
-            pair = places.of(ring[number - 1]), places.of(op)
-            size = sizes.of(op.inputs[0])
-            tensors[pair] += 1
-            parts[pair].append(size and 2 * (len(ring) - 1) * size // len(ring))
+            pair, size = (place_of(ring[number - 1]), place_of(op)), known.of(op.inputs[0])
+            read[pair][op] = None
+            sizes[pair].append(size and 2 * (len(ring) - 1) * size // len(ring))
     return [
-        Transfer(*pair, tensors[pair], sum(size or 0 for size in each), each.count(None))
-        for pair, each in sorted(parts.items())
+        Transfer(*pair, len(read[pair]), sum(one or 0 for one in found), found.count(None))
+        for pair, found in sorted(sizes.items())
     ]
 
 
-def _crossing(step: Step, places: "Places") -> Iterator[tuple[tf.Tensor, str]]:
-    """Yields the tensors that are read on another device than they are made on, and on which."""
-    known = set()
-    for op in operations.executed_by(step):
-        target = places.of(op)
-        for tensor in op.inputs:
-            # NOTE: a resource is read where it is, whoever names it.
-            if tensor.dtype == tf.resource or places.of(tensor.op) == target:
-                continue
-            if (tensor.ref(), target) not in known:
-                known.add((tensor.ref(), target))
-                yield tensor, target
-
-
-def _rings(step: Step) -> Iterable[list[tf.Operation]]:
-    """Returns the operations in which GPUs meet, together those that add one sum."""
-    rings: dict[bytes, list[tf.Operation]] = defaultdict(list)
-    for op in sorted(operations.executed_by(step), key=lambda op: op.name):
-        if op.type == _ALL_REDUCE:
-            rings[op.get_attr("shared_name")].append(op)
-    return rings.values()
-
-
-class Places:
-    """Where operations of a graph run.
+def place_of(op: tf.Operation) -> str:
+    """Returns the device on which an operation runs.
 
     What works on a variable, an iterator or a table is where that is, whatever it was told; and
     one that was not told is where the first that works on it was told to be.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[tf.Operation, str] = {}
-
-    def of(self, op: tf.Operation) -> str:
-        """Returns an operation's device."""
-        if op not in self._known:
-            self._known[op] = self._found(op)
-        return self._known[op]
-
-    def _found(self, op: tf.Operation) -> str:
-        resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
-        if resources and not operations.is_call(op):
-            return self.of(resources[0].op)
-        told = [op, *(user for tensor in op.outputs for user in _workers_on(tensor))]
-        return _placed(next((one.device for one in told if one.device), None))
+    resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+    if resources and not operations.is_call(op):
+        return place_of(resources[0].op)
+    made = [tensor for tensor in op.outputs if tensor.dtype == tf.resource]
+    users = (user for tensor in made for user in tensor.consumers())
+    told = (one.device for one in (op, *users) if one.device and not operations.is_call(one))
+    return _placed(op.device or next(told, None))
 
 
-def _workers_on(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the operations that work on a resource."""
-    if tensor.dtype == tf.resource:
-        yield from (user for user in tensor.consumers() if not operations.is_call(user))
+@functools.cache
+def _placed(device: str | None) -> str:
+    """Returns the whole name of a device that is named in part, or not at all.
+
+    Where nothing is named TensorFlow takes the first GPU, or the CPU where there is none.
+    """
+    found = devices.canonical_or_same(device)
+    named = tf.DeviceSpec.from_string(found)
+    if named.device_type and named.device_index is not None:
+        return found
+    first = (devices.local_devices("GPU") or (_CPU,))[0]
+    if named.device_type and named.device_type not in first:
+        first = f"/device:{named.device_type}:0"
+    whole = tf.DeviceSpec.from_string(first).make_merged_spec(named)
+    return devices.canonical_or_same(whole.to_string())
 
 
 class Sizes:

@@ -131,16 +131,12 @@ class Steps:
 
     def _made_input_fn(self) -> Callable[[], tf.data.Dataset]:
         settings, passes, task = self._run.settings, self._goal.epochs, self._run.task
-        source = self._wanted.input
         if passes is None:
             made = section_inputs.input_fn(settings, "train", task=task, start=self._goal.start)
         else:
 
-            def counted(end: int) -> None:
-                self._shown.end_at(self._goal.end or end)
-
             def made() -> tf.data.Dataset:
-                found = passes.dataset(source.repeat, source.prefetch, counted)
+                found = passes.dataset()
                 return inputs.own_part(found, task) if task.servers else found
 
         return section_inputs.alike(made, settings, task)
