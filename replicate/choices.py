@@ -1,14 +1,20 @@
-"""What `replicate_model_fn` was told, and the strategy that is meant by it."""
+"""What `replicate_model_fn` was told, and the strategy that is meant by it.
+
+The same name of a strategy means the same in a cluster as on one machine, where the cluster has
+parameter servers: these then keep what the parameter devices of the machine would.
+"""
 
 import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
-from replicate import chosen_strategy, types
 from replicate import devices as device_names
+from replicate import errors, types
 from replicate.compat import keras
-from replicate.strategy import base, context
+from replicate.compat.tensorflow import tf
+from replicate.strategy import base, context, default
+from replicate.strategy.policies import one_device, parameter_server
 from replicate.towers import building
 from replicate.training import model, optimizer, step, tower_optimizer
 
@@ -98,8 +104,8 @@ class Choices:
             config: The RunConfig, or None.
         """
         if self.strategy == "multi_worker" and not context.is_one_tower():
-            return chosen_strategy.of(self._over_processes, None, mode, config)
-        return chosen_strategy.of(self.strategy, self.devices, mode, config)
+            return strategy_of(self._over_processes, None, mode, config)
+        return strategy_of(self.strategy, self.devices, mode, config)
 
     @functools.cached_property
     def _over_processes(self) -> base.DistributionStrategy:
@@ -118,6 +124,89 @@ class Choices:
             f"tower_building={self.tower_building}",
             f"random_numbers={self.random_numbers}",
         ]
+
+
+def strategy_of(
+    strategy: base.DistributionStrategy | str | None,
+    devices: Sequence[str] | int | None,
+    mode: str,
+    config: types.RunConfig | None,
+) -> base.DistributionStrategy:
+    """Returns the strategy that was given, or makes the one that was named.
+
+    Args:
+        strategy: A `DistributionStrategy`, the name of one, or None.
+        devices: See `replicate_model_fn`.
+        mode: The Estimator's mode.
+        config: The RunConfig, or None.
+
+    Raises:
+        ConfigError: If it cannot be used in the cluster of the RunConfig.
+        ValueError: If there is no such strategy, or devices are given beside one.
+    """
+    _refuse_others()
+    if context.is_one_tower():
+        return one_device.OneDeviceStrategy("/device:CPU:0")
+    if isinstance(strategy, base.DistributionStrategy):
+        if devices is not None:
+            raise ValueError(
+                "A strategy brings its own devices: got devices and the strategy "
+                f"{strategy!r}. Leave out devices, or name the strategy."
+            )
+    elif strategy is not None and not isinstance(strategy, str):
+        raise ValueError(
+            f"strategy is a DistributionStrategy or one of {', '.join(base.NAMED)}; got "
+            f"{strategy!r}."
+        )
+    has_servers = mode == types.TRAIN and bool(getattr(config, "num_ps_replicas", 0))
+    if has_servers and not isinstance(strategy, parameter_server.ParameterServerStrategy):
+        return _on_servers(strategy, devices, config)
+    if isinstance(strategy, base.DistributionStrategy):
+        return strategy.in_mode(mode, config)
+    workers = device_names.resolve(devices)
+    if len(workers) == 1 and strategy != "multi_worker":
+        return one_device.OneDeviceStrategy(workers[0])
+    name = strategy or "parameter_server"
+    return base.NAMED[name].named(name, workers)
+
+
+def _on_servers(
+    strategy: base.DistributionStrategy | str | None,
+    devices: Sequence[str] | int | None,
+    config: types.RunConfig,
+) -> base.DistributionStrategy:
+    """Returns the strategy of a chief or worker of a cluster with parameter servers."""
+    if config.task_type not in ("chief", "master", "worker"):
+        raise errors.ConfigError(
+            "Towers compute in the chief and the workers of a cluster; this process is "
+            f"{config.task_type}:{config.task_id} by TF_CONFIG. Call train_and_evaluate, which "
+            "knows what each task does."
+        )
+    task = {"type": config.task_type, "index": config.task_id}
+    environment = {"cluster": config.cluster_spec.as_dict(), "task": task}
+    take_over = parameter_server.ParameterServerStrategy.taking_over
+    made = None
+    if not isinstance(strategy, base.DistributionStrategy):
+        made = take_over(strategy, device_names.resolve(devices), environment)
+    if made is None:
+        raise errors.ConfigError(
+            "In a cluster with parameter servers these keep the variables, and workers share "
+            f"them: got strategy={strategy!r}, and TF_CONFIG has {config.num_ps_replicas} in its "
+            "job ps. Use strategy='parameter_server' (the default), 'round_robin' or 'balanced', "
+            "or replicate.ParameterServerStrategy, which take no parameter_device; for a copy "
+            "with each worker leave the job ps out and use 'multi_worker'."
+        )
+    return made
+
+
+def _refuse_others() -> None:
+    """Refuses to build towers inside the replicas of a strategy that is not ours."""
+    if tf.distribute.has_strategy() and not default.has_distribution_strategy():
+        raise ValueError(
+            "replicate_model_fn takes a model to many devices, and no other strategy does: the "
+            f"model_fn was called under {type(tf.distribute.get_strategy()).__name__}. Leave out "
+            "train_distribute and eval_distribute of RunConfig, or replicate_model_fn."
+        )
 
 
 def _name(function: types.Function | None) -> str:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import replicate
-from replicate import chosen_strategy, errors, estimator
+from replicate import choices, errors, estimator
 from replicate.app.config import catalog
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base
@@ -28,7 +28,7 @@ def config_of(monkeypatch):
 
 
 def chosen(strategy, config, mode="train", devices=2):
-    return chosen_strategy.of(strategy, devices, mode, config)
+    return choices.strategy_of(strategy, devices, mode, config)
 
 
 @pytest.mark.parametrize("name", [None, "parameter_server", "round_robin"])
@@ -159,4 +159,4 @@ def test_a_strategy_of_ones_own_registers_its_names(monkeypatch):
     class Mine(replicate.MirroredStrategy, names=("mine",)):
         pass
 
-    assert isinstance(chosen_strategy.of("mine", 2, "train", None), Mine)
+    assert isinstance(choices.strategy_of("mine", 2, "train", None), Mine)
