@@ -1,133 +1,34 @@
 """`replicate launch` starts processes, shows where they are, and ends all of them."""
 
-import contextlib
 import io
 import json
 import os
-import pathlib
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 from replicate import errors
-from replicate.app.cluster import launcher, places, view
+from replicate.app.cluster import lifeline, view
 from replicate.app.command import cli
 from replicate.console import progress
-from tests.cluster import processes
+from tests.cluster import children
+from tests.cluster.children import gone, launch, process_of, started, wait_for
 from tests.console.terminal import Terminal
 
-TOP = pathlib.Path(__file__).parents[2]
-PATIENCE = 30  # seconds; what is waited for takes less than two
-
-# Stands for `replicate train`, without TensorFlow: what it does is said in its folder.
-CHILD = """
-import json, os, pathlib, signal, subprocess, sys, time
-from replicate.app.cluster import lifeline
-name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-line = lifeline.attached()
-what = json.loads((folder / "what.json").read_text()).get(name, "work")
-task = json.loads(os.environ["TF_CONFIG"])
-(folder / f"{name}.json").write_text(json.dumps([os.getpid(), task]))
-
-def end(number, frame):
-    line.tell({"stopped": "saved"})
-    print("saved", file=sys.stderr, flush=True)
-    os._exit(130)
-
-signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "stubborn" else end)
-line.tell({"state": "trains"})
-for step in range(0, 21, 10):
-    text = f"train {step}/20"
-    line.tell({"task": 0, "bar": ["train", step, 20, "loss 2.5"]})
-    line.tell({"line": text})
-    print(text, file=sys.stderr, flush=True)
-print("a line of", name, file=sys.stderr, flush=True)
-(folder / f"{name}.at").touch()
-while what.startswith("fail") and not (folder / "chief:0.at").exists():
-    time.sleep(0.01)
-if what == "fail":
-    print("the reason", file=sys.stderr, flush=True)
-    sys.exit(3)
-if what == "fail late":
-    chief = json.loads((folder / "chief:0.json").read_text())[0]
-    while pathlib.Path(f"/proc/{chief}").exists():
-        time.sleep(0.01)
-    sys.exit(3)
-if what == "nurse":
-    nursed = subprocess.Popen(["sleep", "1000"])
-    (folder / "nursed").write_text(str(nursed.pid))
-if what == "slow":
-    time.sleep(0.5)
-while what in ("stay", "stubborn") or name.startswith("ps"):
-    time.sleep(0.01)
-print("result of", name)
-"""
-
-# A launcher of its own process: `python -c LAUNCHER FOLDER`.
-LAUNCHER = """
-import pathlib, sys
-from replicate.app.cluster import launcher, places
-from replicate.console import interrupts, progress
-folder = sys.argv[1]
-wanted = launcher.Wanted(places.Size(2, 2), 0, False, 2)
-command = lambda name: [sys.executable, folder + "/child.py", name, folder]
-try:
-    with interrupts.terminable():
-        launcher.launch(wanted, command, folder, progress.Display())
-except KeyboardInterrupt as e:
-    print(e, file=sys.stderr)
-    sys.exit(130)
-"""
+BOTH = ("chief:0", "worker:0")
 
 
-@pytest.fixture(name="folder")
-def make_folder(tmp_path):
-    """Returns a folder with the child."""
-    (tmp_path / "child.py").write_text(CHILD)
-    (tmp_path / "what.json").write_text("{}")
-    return tmp_path
-
-
-def launch(folder, workers=2, ps=0, evaluator=False, grace=2.0, display=None, **what):
-    """Launches children that do what is said; returns what they gave to stdout."""
-    names = {name.replace("_", ":"): one for name, one in what.items()}
-    (folder / "what.json").write_text(json.dumps(names))
-    wanted = launcher.Wanted(places.Size(workers, workers), ps, evaluator, grace)
-
-    def command(name):
-        return [sys.executable, str(folder / "child.py"), name, str(folder)]
-
-    return launcher.launch(wanted, command, str(folder), display or progress.Display(True))
-
-
-def process_of(folder, name):
-    """Returns the number of a child's process, and what TF_CONFIG said to it."""
-    return json.loads((folder / f"{name}.json").read_text())
-
-
-def wait_for(condition):
-    """Waits until a condition holds."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-
-
-def gone(folder, *names):
-    """Tells whether nothing is left of some children."""
-    return not any(processes.is_alive(process_of(folder, name)[0]) for name in names)
-
-
-def test_each_process_is_told_its_task_and_has_a_log(folder):
-    found = launch(folder, workers=3, ps=1, evaluator=True)
-    assert found == ["result of chief:0\n", "result of evaluator:0\n"]
+def test_each_process_is_told_its_task_and_has_a_log(tmp_path, capfd):
+    launch(tmp_path, size=(3, 3), ps=1, evaluator=True)
+    assert capfd.readouterr().out == "result of evaluator:0 in cluster 1\n"
     names = ["chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"]
-    told = {name: process_of(folder, name)[1] for name in names}
+    told = {name: process_of(tmp_path, name)[1] for name in names}
     tasks = [(told[name]["task"]["type"], told[name]["task"]["index"]) for name in names]
     assert tasks == [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0), ("evaluator", 0)]
     jobs = told["chief:0"]["cluster"]
@@ -137,159 +38,112 @@ def test_each_process_is_told_its_task_and_has_a_log(folder):
     assert all(one.startswith("127.0.0.1:") for one in addresses)
     assert all(told[name]["cluster"] == jobs for name in names)
     for name in names:
-        log = (folder / "logs" / f"{name.replace(':', '-')}.log").read_text()
+        log = (tmp_path / "logs" / f"{name.replace(':', '-')}.log").read_text()
         assert f"a line of {name}\n" in log
-        assert f"process {process_of(folder, name)[0]}\n" in log
-    assert gone(folder, *names)
+        assert f"process {process_of(tmp_path, name)[0]}\n" in log
+    assert gone(tmp_path, *names)
     for address in addresses:  # and each port is free again
         with socket.socket() as free:
             free.bind(("127.0.0.1", int(address.rpartition(":")[2])))
 
 
-def test_where_one_fails_the_others_are_ended_and_its_last_lines_shown(folder):
+def test_where_one_fails_the_others_are_ended_and_its_last_lines_shown(tmp_path):
     with pytest.raises(errors.RunError) as caught:
-        launch(folder, chief_0="stay", worker_0="fail")
+        launch(tmp_path, {"chief:0": "stay", "worker:0": "fail"})
     assert str(caught.value) == (
         "worker:0 failed with exit code 3; the others were ended. "
-        f"The end of {folder}/logs/worker-0.log:\n"
+        f"The end of {tmp_path}/logs/worker-0.log:\n"
         "    train 0/20\n    train 10/20\n    train 20/20\n    a line of worker:0\n"
-        f"    the reason\nNo checkpoint is saved in {folder} yet."
+        f"    the reason\nStep 20 is saved in {tmp_path}; the same command goes on from there."
     )
-    assert "saved" in (folder / "logs" / "chief-0.log").read_text()  # it was asked first
-    assert gone(folder, "chief:0", "worker:0")
+    assert "saved" in (tmp_path / "logs" / "chief-0.log").read_text()  # it was asked first
+    assert gone(tmp_path, *BOTH)
 
 
-def test_with_servers_nobody_fails_once_the_training_is_over(folder):
-    ended = launch(folder, ps=1, worker_0="fail late", ps_0="fail late")
-    assert ended == ["result of chief:0\n"]
-    (folder / "chief:0.at").unlink()
+def test_with_servers_nobody_fails_once_the_training_is_over(tmp_path, capfd):
+    launch(tmp_path, {"worker:0": "fail late", "ps:0": "fail late"}, ps=1)
+    assert capfd.readouterr().out == "result of chief:0 in cluster 1\n"
     with pytest.raises(errors.RunError, match=r"^worker:0 failed with exit code 3"):
-        launch(folder, worker_0="fail late")
+        launch(tmp_path, {"worker:0": "fail late"})
 
 
-def test_who_does_not_end_in_time_is_killed(folder):
-    began = time.monotonic()
-    with pytest.raises(errors.RunError, match=r"^worker:0 failed"):
-        launch(folder, grace=0.5, chief_0="stubborn", worker_0="fail")
-    assert time.monotonic() - began < PATIENCE
-    assert gone(folder, "chief:0")
+@pytest.mark.parametrize("worker", ["fail", "stuck"])
+def test_who_does_not_end_in_time_is_killed(tmp_path, worker):
+    if worker == "fail":
+        with pytest.raises(errors.RunError, match=r"^worker:0 failed"):
+            launch(tmp_path, {"chief:0": "stuck", "worker:0": worker}, grace=0.3)
+    else:  # behind a chief that has ended well
+        launch(tmp_path, {"worker:0": worker}, grace=0.3)
+    assert gone(tmp_path, *BOTH)
 
 
-def test_a_process_that_was_killed_is_named_with_the_signal(folder):
-    (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-40"\n')
-    code = f"import os, time; time.sleep(0.5); os.kill(int(open({str(folder / 'n')!r}).read()), 9)"
-    killer = None
-
-    class Killing(progress.Display):
-        def say(self, text):
-            nonlocal killer
-            if killer is None and (folder / "worker:0.at").exists():
-                (folder / "n").write_text(str(process_of(folder, "worker:0")[0]))
-                killer = subprocess.Popen([sys.executable, "-c", code])
-
-        def status(self, text):
-            self.say(text)
-
-    with pytest.raises(errors.RunError, match=r"^worker:0 was ended by SIGKILL.*\n") as caught:
-        launch(folder, display=Killing(True), chief_0="stay", worker_0="stay")
-    killer.wait()
-    assert f"Step 40 is saved in {folder}; the same command goes on" in str(caught.value)
+def test_a_process_that_was_killed_is_named_with_the_signal(tmp_path):
+    with pytest.raises(errors.RunError, match=r"^worker:0 was ended by SIGKILL; the others were"):
+        launch(tmp_path, {"chief:0": "idle", "worker:0": "die"})
 
 
-def test_what_a_process_has_started_itself_does_not_stay(folder):
-    launch(folder, chief_0="nurse")
-    wait_for(lambda: not processes.is_alive(int((folder / "nursed").read_text())))
+def test_what_a_process_has_started_itself_does_not_stay(tmp_path):
+    launch(tmp_path, {"chief:0": "nurse"})
+    number = int((tmp_path / "nursed").read_text())
+    wait_for(lambda: not children.processes.is_alive(number))
 
 
-def test_workers_that_do_not_end_after_the_chief_are_ended(folder):
-    assert launch(folder, grace=0.3, worker_0="stay") == ["result of chief:0\n"]
-    assert gone(folder, "worker:0")
-
-
-def test_a_log_that_cannot_be_written_is_named(folder):
-    (folder / "logs" / "worker-0.log").mkdir(parents=True)
+def test_a_log_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "logs" / "worker-0.log").mkdir(parents=True)
     with pytest.raises(errors.RunError, match=r"worker-0\.log must be a file that can be written"):
-        launch(folder, chief_0="stay")
-    assert not (folder / "chief:0.json").exists() or gone(folder, "chief:0")
+        launch(tmp_path)
+    assert not (tmp_path / "chief:0.json").exists() or gone(tmp_path, "chief:0")
 
 
-def test_one_launcher_at_a_time_writes_logs(folder):
-    with started(folder, chief_0="stay", worker_0="stay") as process:
-        wait_for((folder / "chief:0.at").exists)
-        with pytest.raises(
-            errors.RunError, match=rf"`replicate launch` at a time; .*{process.pid}"
-        ):
-            launch(folder)
+def test_one_launcher_at_a_time_writes_logs(tmp_path, capsys):
+    with started(tmp_path, "stay") as process:
+        line = ["launch", "--workers", "1", "--model-dir", str(tmp_path), "--", "true"]
+        assert cli.main(line) == 1
+        said = capsys.readouterr().err
+        assert re.search(rf"one `replicate launch` at a time; process {process.pid} on ", said)
         assert process.poll() is None
 
 
-@contextlib.contextmanager
-def started(folder, **what):
-    """Starts a launcher in a process of its own; ends it and its children, whatever happens."""
-    names = {name.replace("_", ":"): one for name, one in what.items()}
-    (folder / "what.json").write_text(json.dumps(names))
-    process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(TOP)},
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-        for name in what:
-            with contextlib.suppress(OSError):
-                os.kill(process_of(folder, name.replace("_", ":"))[0], signal.SIGKILL)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_all_processes_after_they_have_saved(folder, number):
-    with started(folder, chief_0="stay", worker_0="stay") as process:
-        wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief:0", "worker:0")))
+def test_a_signal_ends_all_processes_after_they_have_saved(tmp_path, number):
+    with started(tmp_path, "stay") as process:
         process.send_signal(number)
-        said = process.communicate(timeout=PATIENCE)[1]
+        said = process.communicate(timeout=children.PATIENCE)[1]
         assert process.returncode == 130
         assert "stopping after this step" in said
         assert [line for line in said.splitlines() if line.startswith(("stopped", "saved"))] == [
-            f"stopped; no checkpoint is saved in {folder} yet."
+            f"stopped; step 20 is saved in {tmp_path}; the same command goes on from there."
         ]
-        assert gone(folder, "chief:0", "worker:0")
+        assert gone(tmp_path, *BOTH)
         for name in ("chief-0", "worker-0"):
-            assert (folder / "logs" / f"{name}.log").read_text().endswith("saved\n")
+            assert (tmp_path / "logs" / f"{name}.log").read_text().endswith("saved\n")
 
 
-def test_a_second_signal_waits_for_nobody(folder):
-    with started(folder, chief_0="stubborn", worker_0="stubborn") as process:
-        wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief:0", "worker:0")))
+def test_a_second_signal_waits_for_nobody(tmp_path):
+    with started(tmp_path, "stuck") as process:
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=children.PATIENCE)
         assert process.returncode == 130
-        assert gone(folder, "chief:0", "worker:0")
+        assert gone(tmp_path, *BOTH)
 
 
-@pytest.mark.thorough
-def test_processes_end_when_their_launcher_is_killed(folder):
-    with started(folder, chief_0="stay", worker_0="stubborn") as process:
-        wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief:0", "worker:0")))
+def test_processes_end_when_their_launcher_is_killed(tmp_path):
+    with started(tmp_path, "stay stuck") as process:
         process.kill()
         process.wait()
-        wait_for(lambda: gone(folder, "chief:0", "worker:0"))  # the second one after its grace
-        assert (folder / "logs" / "chief-0.log").read_text().endswith("as well\nsaved\n")
-    launch(folder)  # no lock is left either
+        wait_for(lambda: gone(tmp_path, *BOTH))  # the second one after its grace
+        assert (tmp_path / "logs" / "chief-0.log").read_text().endswith("as well\nsaved\n")
+    launch(tmp_path)  # no lock is left either
 
 
-def test_off_a_terminal_the_chiefs_lines_are_shown(folder):
+def test_off_a_terminal_the_chiefs_lines_are_shown(tmp_path):
     screen = io.StringIO()
-    launch(folder, display=progress.Display(file=screen))
+    launch(tmp_path, display=progress.Display(file=screen))
     assert screen.getvalue().splitlines() == [
-        f"logs: {folder}/logs",
+        f"logs: {tmp_path}/logs",
         "train 0/20",
         "train 10/20",
         "train 20/20",
@@ -297,10 +151,10 @@ def test_off_a_terminal_the_chiefs_lines_are_shown(folder):
     ]
 
 
-def test_on_a_terminal_one_bar_shows_the_chiefs_steps(folder, monkeypatch):
+def test_on_a_terminal_one_bar_shows_the_chiefs_steps(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     screen = Terminal()
-    launch(folder, display=progress.Display(file=screen), chief_0="slow")
+    launch(tmp_path, {"chief:0": "slow"}, display=progress.Display(file=screen))
     lines = re.split("[\r\n\033]", screen.getvalue())
     assert any("20/20" in line and "loss 2.5" in line for line in lines)
     assert not any(line.strip() == "train 10/20" for line in lines)  # it is the bar
@@ -311,64 +165,72 @@ def test_who_was_stopped_at_once_does_not_say_so_himself():
     said = []
     display = progress.Display(True)
     display.say = said.append
-    one = Seen("chief:0", "ended", 130)
-    one.new_lines = lambda: ["a line", "interrupted"]
-    one.heard = lambda: []
+    one = types.SimpleNamespace(
+        name="chief:0", new_lines=lambda: ["a line", "interrupted"], heard=list
+    )
     view.View(display, [one]).look()
     assert said == ["a line"]
 
 
-class Seen:
-    """A process as a view sees it."""
-
-    def __init__(self, name, state, code=None):
-        self.name, self.state, self.code = name, state, code
-
-
-@pytest.mark.parametrize(
-    ("states", "expected"),
-    [
-        ({"chief:0": "trains", "worker:0": "trains"}, ""),
-        ({"chief:0": "waits", "worker:0": "waits", "worker:1": "starts"},
-         "chief:0, worker:0: waits; worker:1: starts"),
-        ({"chief:0": "trains", "worker:0": "trains", "ps:0": "serves", "evaluator:0": "waits"}, ""),
-        ({f"worker:{n}": "starts" for n in range(6)},
-         "worker:0, worker:1, worker:2 and 3 more: starts"),
-    ],
-)  # fmt: skip
-def test_those_are_named_whose_state_is_another_one(states, expected):
-    assert view.text_of_states([Seen(*one) for one in states.items()]) == expected
-
-
-@pytest.mark.parametrize(("code", "expected"), [(0, ""), (130, ""), (1, "chief:0: ended")])
-def test_who_has_ended_as_asked_is_not_named(code, expected):
-    assert view.text_of_states([Seen("chief:0", "ended", code)]) == expected
-
-
-def test_logs_need_a_folder_of_this_machine():
-    with pytest.raises(errors.ConfigError, match="must be a folder of this machine"):
-        launcher.launch(
-            launcher.Wanted(places.Size(1, 1), 0, False, 1), lambda name: [], "gs://b/run",
-            progress.Display(True),
-        )  # fmt: skip
+def test_logs_need_a_folder_of_this_machine(capsys):
+    line = ["launch", "--workers", "1", "--model-dir", "gs://b/run", "--", "true"]
+    assert cli.main(line) == 2
+    assert "must be a folder of this machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("below", "reason"), [("", "it is a file"), ("run", "Not a directory")], ids=["file", "below"]
 )
 @pytest.mark.parametrize("what", ["config", "script"])
-def test_nothing_is_started_where_model_dir_cannot_be_one(folder, capfd, what, below, reason):
-    file = folder / "file"
+def test_nothing_is_started_where_model_dir_cannot_be_one(tmp_path, capfd, what, below, reason):
+    file = tmp_path / "file"
     file.write_text("")
     where = ["--workers", "2", "--ps", "1", "--restarts", "3", "--model-dir", str(file / below)]
-    script = ["--", sys.executable, str(folder / "child.py"), "chief:0", str(folder)]
-    config = [str(TOP / "configs" / "digits.yaml")]
-    line = [*where, *script] if what == "script" else [*config, *where]
+    config = [str(children.TOP / "configs" / "digits.yaml")]
+    line = [*where, "--", "true"] if what == "script" else [*config, *where]
     assert cli.main(["launch", *line]) == 1
     said = capfd.readouterr().err
     assert said.startswith(f"model_dir: {file / below} must be a directory that can be written: ")
     assert reason in said
-    assert sorted(one.name for one in folder.iterdir()) == ["child.py", "file", "what.json"]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+# The line to a launcher.
+
+
+@pytest.fixture(name="done")
+def make_done(monkeypatch):
+    """What would end processes, in order; nothing is ended, and nothing is waited for."""
+    done = []
+    monkeypatch.setattr(lifeline.os, "kill", lambda pid, number: done.append(("kill", number)))
+    monkeypatch.setattr(lifeline.os, "killpg", lambda pid, number: done.append(("all", number)))
+    monkeypatch.setattr(lifeline.time, "sleep", lambda seconds: done.append(("wait", seconds)))
+    return done
+
+
+def test_a_process_ends_when_its_launcher_is_gone(done, capsys):
+    held, holds = os.pipe()
+    os.write(holds, b"a word")
+    os.close(holds)
+    lifeline.watch(held, 0.5, 20.0)
+    os.close(held)
+    assert done == [
+        ("wait", 0.5), ("kill", signal.SIGTERM), ("wait", 20.0), ("all", signal.SIGKILL)
+    ]  # fmt: skip
+    assert capsys.readouterr().err == "replicate launch is gone; this process ends as well\n"
+
+
+def test_what_a_launcher_does_not_read_is_dropped_whole():
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    line = lifeline.Lifeline(told)
+    for number in range(20_000):  # more than a pipe holds
+        line.tell({"line": f"train {number}"})
+    os.close(told)
+    with open(heard, encoding="utf-8") as file:
+        lines = [json.loads(one)["line"] for one in file]
+    assert 100 < len(lines) < 20_000
+    assert lines == [f"train {number}" for number in range(len(lines))]
 
 
 # Scripts of one's own.
@@ -387,51 +249,65 @@ while len(list(own.parent.glob("*:0.json"))) < len(task["cluster"]):
     time.sleep(0.01)  # until all are there
 if what == "fail" and name == "worker:0":
     sys.exit("the reason")
-while what != "work" or name == "ps:0":
+once = pathlib.Path(folder, "once")
+if what == "once" and name == "worker:0" and not once.exists():
+    once.touch()
+    os.kill(os.getpid(), signal.SIGSEGV)
+while what == "stay" or (what == "fail" or name == "ps:0"):
     time.sleep(0.01)
 """
 
 
-def command_of(folder, what, *options):
+def command_of(folder, what, *options, workers="2"):
     """Returns the arguments of `replicate` that launch the script."""
     (folder / "script.py").write_text(SCRIPT)
     script = [sys.executable, str(folder / "script.py"), what, str(folder)]
-    return ["launch", "--workers", "2", "--model-dir", str(folder), *options, "--", *script]
+    return ["launch", "--workers", workers, "--model-dir", str(folder), *options, "--", *script]
 
 
-def test_a_script_of_ones_own_is_each_task(folder, capfd):
-    assert cli.main(command_of(folder, "work", "--ps", "1")) == 0
+def test_a_script_of_ones_own_is_each_task(tmp_path, capfd):
+    assert cli.main(command_of(tmp_path, "work", "--ps", "1")) == 0
     said = capfd.readouterr().err
     assert "a line of chief:0" in said
     assert "a line of worker:0" not in said
-    told = {name: process_of(folder, name)[1] for name in ("chief:0", "worker:0", "ps:0")}
+    told = {name: process_of(tmp_path, name)[1] for name in (*BOTH, "ps:0")}
     jobs = told["chief:0"]["cluster"]
     assert {job: len(some) for job, some in jobs.items()} == {"chief": 1, "worker": 1, "ps": 1}
     assert told["worker:0"] == {"cluster": jobs, "task": {"type": "worker", "index": 0}}
-    assert "a line of worker:0\n" in (folder / "logs" / "worker-0.log").read_text()
-    assert gone(folder, *told)
+    assert "a line of worker:0\n" in (tmp_path / "logs" / "worker-0.log").read_text()
+    assert gone(tmp_path, *told)
 
 
-def test_a_script_that_fails_ends_the_others(folder, capfd):
-    assert cli.main(command_of(folder, "fail")) == 1
+def test_a_script_that_fails_ends_the_others(tmp_path, capfd):
+    assert cli.main(command_of(tmp_path, "fail")) == 1
     said = capfd.readouterr().err
     assert "worker:0 failed with exit code 1; the others were ended." in said
-    assert f"    the reason\nLogs are in {folder}/logs." in said
-    assert gone(folder, "chief:0")
+    assert f"    the reason\nLogs are in {tmp_path}/logs." in said
+    assert gone(tmp_path, "chief:0")
 
 
-def test_scripts_end_when_their_launcher_is_killed(folder):
-    line = [sys.executable, "-m", "replicate", *command_of(folder, "stay")]
-    process = subprocess.Popen(
-        line, env={**os.environ, "PYTHONPATH": str(TOP)}, stderr=subprocess.DEVNULL
-    )
+@pytest.mark.parametrize(
+    ("workers", "options", "text"),
+    [
+        ("2", ["--restarts", "1"], "worker:0 was ended by SIGSEGV; restart 1 of 1 in 1 s\n"),
+        ("1:2", [], "worker:0 was ended by SIGSEGV; restart 1 of 10 with 1 of 2 workers at once\n"),
+    ],
+)
+def test_a_script_is_started_again(tmp_path, capfd, workers, options, text):
+    assert cli.main(command_of(tmp_path, "once", *options, workers=workers)) == 0
+    assert text in capfd.readouterr().err
+
+
+def test_scripts_end_when_their_launcher_is_killed(tmp_path):
+    line = [sys.executable, "-m", "replicate", *command_of(tmp_path, "stay")]
+    ours = {**os.environ, "PYTHONPATH": str(children.TOP)}
+    process = subprocess.Popen(line, env=ours, stderr=subprocess.DEVNULL)
     try:
-        both = [folder / f"{name}.json" for name in ("chief:0", "worker:0")]
-        wait_for(lambda: all(one.exists() and one.read_text() for one in both))
+        wait_for(lambda: all((tmp_path / f"{name}.json").exists() for name in BOTH))
     finally:
         process.kill()
         process.wait()
-    wait_for(lambda: gone(folder, "chief:0", "worker:0"))
+    wait_for(lambda: gone(tmp_path, *BOTH))
 
 
 @pytest.mark.parametrize(
@@ -450,7 +326,9 @@ def test_one_thing_is_launched(arguments, text, capsys):
     assert text in capsys.readouterr().err
 
 
-def test_a_script_that_is_no_program_is_named(folder, capfd):
-    line = ["launch", "--workers", "1", "--model-dir", str(folder), "--", "pyton", "x.py"]
-    assert cli.main(line) == 1
-    assert "pyton must be a program: No such file" in capfd.readouterr().err
+def test_a_script_that_is_no_program_is_named_and_tried_once(tmp_path, capfd):
+    line = ["launch", "--workers", "1", "--restarts", "3", "--model-dir", str(tmp_path)]
+    assert cli.main([*line, "--", "pyton", "x.py"]) == 1
+    said = capfd.readouterr().err
+    assert "pyton must be a program, is none." in said
+    assert "; restart" not in said

@@ -1,9 +1,11 @@
-"""`replicate launch --restarts`: the cluster is made again where one is lost, and only there."""
+"""`replicate launch --restarts` and `--workers MIN:MAX`: who is lost, and who goes on."""
 
+import functools
 import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -13,203 +15,239 @@ import pytest
 from replicate import errors
 from replicate.app.cluster import launcher, lifeline, places
 from replicate.app.command import cli
-from replicate.console import interrupts, progress
-from tests.cluster import processes, test_launch
-
-FIRST, LONGEST = 0.01, 0.04  # seconds before a restart, in place of 1 and 30
-PATIENCE = 30  # seconds; what is waited for takes less than two
-
-# A task without TensorFlow: `python child.py FOLDER`. It does what what.json has for its name: one
-# word for each life. Each life of the chief saves ten steps, unless it is `idle`; none does what it
-# is to do before all are there, or one that ends before it counts its life would live it twice.
-CHILD = """
-import json, os, pathlib, signal, sys, time
-from replicate.app.cluster import lifeline
-task = json.loads(os.environ["TF_CONFIG"])
-name = "{type}:{index}".format(**task["task"])
-folder, line = pathlib.Path(sys.argv[1]), lifeline.attached()
-lives = folder / f"{name}.lives"
-number = len(lives.read_text().splitlines()) if lives.exists() else 0
-with lives.open("a") as file:
-    file.write(json.dumps([os.getpid(), task["cluster"]]) + "\\n")
-what = [*json.loads((folder / "what.json").read_text()).get(name, []), *(["work"] * 9)][number]
-
-def end(asked, frame):
-    (folder / f"{name}.saved").touch()
-    os._exit(130)
-
-signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "stuck" else end)
-for other in (task["cluster"] if name == "chief:0" else ()):
-    while other != "chief" and not (folder / f"{other}:0.{number}").exists():
-        time.sleep(0.01)
-if name == "chief:0" and what != "idle":
-    text = f'model_checkpoint_path: "model.ckpt-{10 * (number + 1)}"\\n'
-    (folder / "checkpoint").write_text(text)
-(folder / f"{name}.{number}").touch()
-while not (folder / f"chief:0.{number}").exists():
-    time.sleep(0.01)
-if what == "die":
-    os.kill(os.getpid(), signal.SIGKILL)
-if what == "crash":
-    sys.exit(1)
-if what == "usage":
-    sys.exit(2)
-if what == "interrupted":
-    sys.exit(130)
-if what == "refused":
-    line.tell(lifeline.REFUSED)
-    sys.exit(1)
-while what in ("stay", "stuck", "idle") or name == "ps:0":
-    time.sleep(0.01)
-print("result of", name, "in life", number + 1)
-"""
-
-
-class Said(progress.Display):
-    """A display that keeps what is said."""
-
-    def __init__(self):
-        super().__init__(True)
-        self.lines = []
-
-    def say(self, text):
-        self.lines.append(text)
-
-    @property
-    def restarts(self):
-        return [line for line in self.lines if "; restart " in line]
+from replicate.console import interrupts
+from tests.cluster import children, processes, test_launch
+from tests.cluster.children import launch, sizes
 
 
 @pytest.fixture(name="folder")
 def make_folder(tmp_path, monkeypatch):
-    """Returns a folder with the child; restarts come soon."""
-    monkeypatch.setattr(places, "FIRST_DELAY", FIRST)
-    monkeypatch.setattr(places, "LONGEST_DELAY", LONGEST)
-    (tmp_path / "child.py").write_text(CHILD)
+    """Returns a folder; restarts come soon, and an hour passes whenever one is late."""
+    monkeypatch.setattr(places, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(places, "LONGEST_DELAY", 0.04)
+    begun = time.monotonic()
+
+    def clock():
+        return time.monotonic() - begun + 3600 * len(list(tmp_path.glob("late.*")))
+
+    monkeypatch.setattr(places, "Places", functools.partial(places.Places, clock=clock))
     return tmp_path
-
-
-def launch(folder, said, restarts, ps=0, grace=PATIENCE, **what):
-    """Launches a chief and a worker that do what is said; returns the chief's result."""
-    names = {name.replace("_", ":"): words for name, words in what.items()}
-    (folder / "what.json").write_text(json.dumps(names))
-    line = [sys.executable, str(folder / "child.py"), str(folder)]
-    wanted = launcher.Wanted(places.Size(2, 2), ps, False, grace, restarts=restarts)
-    return launcher.launch(wanted, lambda name: line, str(folder), said)
-
-
-def lives(folder, name):
-    """Returns the number of the process, and the cluster, of each life of a task."""
-    return [json.loads(line) for line in (folder / f"{name}.lives").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
     ("word", "how"),
     [
         ("die", "was ended by SIGKILL"),
-        ("crash", "failed with exit code 1"),
+        ("fail", "failed with exit code 3"),
         ("interrupted", "was interrupted"),
     ],
 )
-def test_a_lost_worker_has_all_started_again(folder, word, how):
-    said = Said()
+def test_a_lost_worker_has_all_started_again(folder, capfd, word, how):
+    said = children.Said()
     # The chief, which waits for the worker, is not asked: that would take all of the grace.
     began = time.monotonic()
-    result = launch(folder, said, 2, chief_0=["stuck"], worker_0=[word])
-    assert time.monotonic() - began < PATIENCE
-    assert result == ["result of chief:0 in life 2\n"]
-    assert said.restarts == [f"worker:0 {how}; restart 1 of 2 from step 10 in 0.01 s"]
-    for name in ("chief:0", "worker:0"):
-        (first, before), (second, after) = lives(folder, name)
-        assert not any(map(processes.is_alive, (first, second)))
-        assert set(before["chief"] + before["worker"]).isdisjoint(after["chief"] + after["worker"])
+    launch(folder, {"chief:0": "stuck", "worker:0": word}, restarts=2, display=said)
+    assert time.monotonic() - began < children.PATIENCE
+    assert capfd.readouterr().out == "result of chief:0 in cluster 2\n"
+    assert said.beginnings == [f"worker:0 {how}; restart 1 of 2 from step 10 in 0.01 s"]
+    before, after = children.clusters(folder)
+    assert set(before["chief"] + before["worker"]).isdisjoint(after["chief"] + after["worker"])
+    logs = [folder / "logs" / f"{name}.log" for name in ("chief-0", "worker-0")]
+    lines = [line for log in logs for line in log.read_text().splitlines()]
+    numbers = [int(line.split()[-1]) for line in lines if line.startswith("==== process ")]
+    assert [processes.is_alive(number) for number in numbers] == [False] * 4
 
 
-def test_the_chief_and_a_server_may_be_lost_as_well(folder):
-    said = Said()
-    result = launch(
-        folder, said, 2, ps=1, chief_0=["die", "stuck"], worker_0=["stuck", "stuck"],
-        ps_0=["stuck", "die"],
-    )  # fmt: skip
-    assert result == ["result of chief:0 in life 3\n"]
-    assert said.restarts == [
+def test_the_chief_and_a_server_may_be_lost_as_well(folder, capfd):
+    said = children.Said()
+    first = {"chief:0": "die", "worker:0": "stuck", "ps:0": "stuck"}
+    second = {"chief:0": "stuck", "worker:0": "stuck", "ps:0": "die"}
+    launch(folder, first, second, ps=1, restarts=2, display=said)
+    assert capfd.readouterr().out == "result of chief:0 in cluster 3\n"
+    assert said.beginnings == [
         "chief:0 was ended by SIGKILL; restart 1 of 2 from step 10 in 0.01 s",
-        "ps:0 was ended by SIGKILL; restart 2 of 2 from step 20 in 0.01 s",
+        "ps:0 was ended by SIGKILL; restart 2 of 2 from step 30 in 0.02 s",
     ]
 
 
 def test_a_chief_with_servers_saves_before_a_restart(folder):
-    launch(folder, Said(), 1, ps=1, chief_0=["stay"], worker_0=["die"])
-    assert (folder / "chief:0.saved").exists()
-    assert [len(lives(folder, name)) for name in ("worker:0", "ps:0")] == [2, 2]
+    said = children.Said()
+    launch(folder, {"chief:0": "stay", "worker:0": "die"}, ps=1, restarts=1, display=said)
+    assert said.beginnings == [
+        "worker:0 was ended by SIGKILL; restart 1 of 1 from step 20 in 0.01 s"
+    ]
 
 
 def test_restarts_are_counted_and_the_last_failure_is_the_launchs(folder):
-    said = Said()
+    said, lost = children.Said(), {"chief:0": "stay", "worker:0": "die"}
     with pytest.raises(errors.RunError, match=r"^worker:0 was ended by SIGKILL; the others were"):
-        launch(folder, said, 2, chief_0=["idle", "stay", "stay"], worker_0=["die"] * 3)
-    assert said.restarts == [
+        launch(folder, {**lost, "chief:0": "idle"}, lost, lost, restarts=2, display=said)
+    assert said.beginnings == [
         "worker:0 was ended by SIGKILL; restart 1 of 2 from the start in 0.01 s",
-        "worker:0 was ended by SIGKILL; restart 2 of 2 from step 20 in 0.01 s",
+        "worker:0 was ended by SIGKILL; restart 2 of 2 from step 30 in 0.02 s",
     ]
-    assert len(lives(folder, "worker:0")) == 3
+    assert sizes(folder) == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
     ("word", "error"), [("usage", errors.ConfigError), ("refused", errors.RunError)]
 )
 def test_what_no_restart_helps_is_not_started_again(folder, word, error):
-    said = Said()
-    with pytest.raises(error, match=r"^worker:0 failed with exit code"):
-        launch(folder, said, 2, chief_0=["stay"], worker_0=[word])
-    assert said.restarts == []
-    assert (folder / "chief:0.saved").exists()
+    with pytest.raises(error, match=r"^worker:0 failed with exit code(.|\n)*Step 20 is saved"):
+        launch(folder, {"chief:0": "stay", "worker:0": word}, restarts=2)
+    assert sizes(folder) == [2]
 
 
 def test_a_signal_while_it_waits_ends_a_launch(folder, monkeypatch):
     monkeypatch.setattr(places, "FIRST_DELAY", 1000.0)
+    monkeypatch.setattr(places, "LONGEST_DELAY", 1000.0)
 
-    class Interrupting(Said):
+    class Interrupting(children.Said):
         def say(self, text):
             super().say(text)
             if "; restart " in text:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    said = Interrupting()
+    lost = {"chief:0": "stay", "worker:0": "die"}
     with pytest.raises(interrupts.Interrupted, match=r"^stopped; step 10 is saved in "):
-        launch(folder, said, 2, chief_0=["stay"], worker_0=["die"])
-    assert len(said.restarts) == 1
-    assert len(lives(folder, "worker:0")) == 1
+        launch(folder, lost, restarts=2, display=Interrupting())
+    assert sizes(folder) == [2]
+
+
+# MIN:MAX.
+
+
+@pytest.mark.parametrize(
+    ("size", "plan", "expected", "told"),
+    [
+        (
+            (1, 2),
+            [{"chief:0": "stay", "worker:0": "die"}, {"chief:0": "late"}],
+            [2, 1, 2],
+            [
+                "worker:0 was ended by SIGKILL; restart 1 of 9 from step 10 with 1 of 2 workers at "
+                "once",
+                "taken in: worker:0; goes on from step 40 with 2 of 2 workers",
+            ],
+        ),
+        (  # the first of those left becomes chief
+            (2, 3),
+            [
+                {"chief:0": "die", "worker:0": "stay", "worker:1": "stay"},
+                {"chief:0": "late", "worker:0": "stay"},
+            ],
+            [3, 2, 3],
+            [
+                "chief:0 was ended by SIGKILL; restart 1 of 9 from step 10 with 2 of 3 workers at "
+                "once",
+                "taken in: worker:1; goes on from step 40 with 3 of 3 workers",
+            ],
+        ),
+        (  # with too few left the least are started after a delay
+            (2, 3),
+            [{"chief:0": "stay", "worker:0": "die", "worker:1": "stay"}] * 2,
+            [3, 2, 2],
+            [
+                "worker:0 was ended by SIGKILL; restart 1 of 9 from step 10 with 2 of 3 workers at "
+                "once",
+                "worker:0 was ended by SIGKILL; restart 2 of 9 from step 30 with 2 of 3 workers in "
+                "0.02 s",
+            ],
+        ),
+    ],
+)
+def test_a_lost_worker_is_gone_on_without_and_taken_in_again(
+    folder, capfd, size, plan, expected, told
+):
+    said = children.Said()
+    launch(folder, *plan, size=size, restarts=9, display=said)
+    assert capfd.readouterr().out == "result of chief:0 in cluster 3\n"
+    assert sizes(folder) == expected
+    assert said.beginnings == told
+
+
+def test_a_training_that_ends_meanwhile_is_over(folder, capfd):
+    lost = {"chief:0": "stay", "worker:0": "die"}
+    launch(folder, lost, {"chief:0": "finish"}, size=(1, 2), restarts=9)
+    assert capfd.readouterr().out == "finished by chief:0\n"
+    assert sizes(folder) == [2, 1]
+
+
+def test_each_loss_counts_as_a_restart_and_nobody_who_returns(folder):
+    said, lost = children.Said(), {"chief:0": "stay", "worker:0": "die"}
+    with pytest.raises(errors.RunError, match=r"^worker:0 was ended by SIGKILL; the others were"):
+        launch(folder, lost, {"chief:0": "late"}, lost, size=(1, 2), restarts=1, display=said)
+    assert sizes(folder) == [2, 1, 2]
+    assert ["taken in" in line for line in said.beginnings] == [False, True]
+
+
+@pytest.mark.parametrize("code", ["1", "143"])  # the latter is a shell's, of who got SIGTERM
+def test_nobody_is_lost_who_is_asked_to_end_whatever_the_exit_code(folder, code):
+    said = children.Said()
+    lost = {"chief:0": "stay", "worker:0": "stay", "worker:1": "die"}
+    late = {"chief:0": "stay", "worker:0": code}
+    launch(folder, lost, late, size=(1, 3), restarts=1, display=said)
+    assert sizes(folder) == [3, 2, 3]
+    assert said.beginnings[1:] == ["taken in: worker:1; goes on from step 40 with 3 of 3 workers"]
+
+
+def test_ctrl_c_ends_a_launch_with_those_that_are_left(folder, monkeypatch):
+    running = launcher._Cluster.run
+
+    def interrupted(cluster, stop):
+        stop.requested = cluster._members.up == 1  # as Ctrl-C has it
+        return running(cluster, stop)
+
+    monkeypatch.setattr(launcher._Cluster, "run", interrupted)
+    lost = {"chief:0": "stay", "worker:0": "die"}
+    with pytest.raises(interrupts.Interrupted, match=r"^stopped; step "):
+        launch(folder, lost, {"chief:0": "stay"}, size=(1, 2), restarts=9)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected", "left"),
+    [
+        ({"chief:0": 1, "worker:1": -9}, "worker:1 was ended by SIGKILL", 2),
+        (
+            {"worker:0": -9, "worker:1": -11, "chief:0": 1},
+            "worker:0 was ended by SIGKILL, worker:1 was ended by SIGSEGV",
+            1,
+        ),
+        ({"worker:1": 3, "worker:0": 1}, "worker:0 failed with exit code 1", 2),
+    ],
+)
+def test_all_that_were_killed_are_lost_and_else_one(folder, codes, expected, left):
+    names, said = ("chief:0", "worker:0", "worker:1"), children.Said()
+    wanted = launcher.Wanted(places.Size(1, 3), 0, False, 1, restarts=1)
+    cluster = launcher._Cluster(wanted, lambda name: [], str(folder), said)
+    cluster._processes = [
+        types.SimpleNamespace(name=name, code=codes.get(name), is_refused=False) for name in names
+    ]
+    cluster._lose(cluster._failed())
+    text = f"{expected}; restart 1 of 1 from the start with {left} of 3 workers at once"
+    assert said.lines == [text]
 
 
 # Through the command.
 
-SCRIPT = """
-import os, pathlib, signal, sys, time
-job, once = os.environ["TF_CONFIG"].partition('"task"')[2], pathlib.Path(sys.argv[1])
-if "worker" in job and not once.exists():
-    once.touch()
-    os.kill(os.getpid(), signal.SIGSEGV)
-print("a script has ended")
-"""
 
-
-def test_a_script_is_started_again(folder, capfd):
-    (folder / "script.py").write_text(SCRIPT)
-    options = ["--workers", "2", "--restarts", "1", "--model-dir", str(folder)]
-    script = [sys.executable, str(folder / "script.py"), str(folder / "once")]
-    assert cli.main(["launch", *options, "--", *script]) == 0
-    said = capfd.readouterr().err
-    assert "worker:0 was ended by SIGSEGV; restart 1 of 1 in 0.01 s\n" in said
-    assert said.endswith("a script has ended\n")
-
-
-def test_a_script_that_is_no_program_is_tried_once(folder, capfd):
-    line = ["--workers", "1", "--restarts", "3", "--model-dir", str(folder), "--", "pyton"]
-    assert cli.main(["launch", *line]) == 1
-    said = capfd.readouterr().err
-    assert "pyton must be a program" in said
-    assert "; restart" not in said
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["2:1"], "or MIN:MAX, MIN at most MAX, got '2:1'"),
+        (["0:2"], "must be a whole number of at least 1, or MIN:MAX, MIN at most MAX, got '0:2'"),
+        (["2:"], "or MIN:MAX, MIN at most MAX, got '2:'"),
+        (["1:2:3"], "or MIN:MAX, MIN at most MAX, got '1:2:3'"),
+        (["1:2", "--ps", "1"], "--workers: must be a number beside --ps, got 1:2"),
+    ],
+)
+def test_numbers_of_workers_that_cannot_be_are_refused(folder, capsys, options, words):
+    line = ["launch", "--model-dir", str(folder), "--workers", *options, "--", "true"]
+    try:
+        code = cli.main(line)
+    except SystemExit as e:
+        code = e.code
+    assert (code, words in capsys.readouterr().err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -252,3 +290,89 @@ def test_a_training_that_loses_a_worker_ends_as_one_that_does_not(tmp_path):
     found, expected = (test_launch.weights(folder / name) for name in ("lost", "alone"))
     assert found["global_step"] == 800
     assert found == {name: pytest.approx(value, 1e-9) for name, value in expected.items()}
+
+
+# A training: a part of a batch of 5 rows for each worker, of 13 rows in another order each pass.
+
+TRAINING = """
+extends: line.yaml
+optimizer: {learning_rate: 1e-4}
+train:
+  epochs: null
+  keep_best: null
+  early_stopping: null
+  steps: 500
+  save_checkpoints_steps: 10
+  hooks: [slow_of_elastic:slow]
+  input: {batch_size: 5}
+eval: null
+export: null
+"""
+
+SLOW = """
+import time
+from replicate.compat.tensorflow import tf1
+
+class Slow(tf1.train.SessionRunHook):
+    def after_run(self, context, values):
+        time.sleep(0.01)
+
+def slow():
+    return Slow()
+"""
+
+# The command, for which an hour passes when a file is there: `python -c PATIENT FILE ARGUMENTS`.
+PATIENT = """
+import functools, os, sys, time
+from replicate.app.cluster import places
+clock = lambda: time.monotonic() + 3600 * os.path.exists(sys.argv[1])
+places.Places = functools.partial(places.Places, clock=clock)
+from replicate.app.command import cli
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("workers", "who"), [("1:2", "worker-0"), ("2:3", "chief-0")])
+def test_a_training_gives_one_devices_weights_whoever_is_there(tmp_path, workers, who):
+    folder, most = test_launch.filled(tmp_path), int(workers[-1])
+    (folder / "elastic.yaml").write_text(TRAINING)
+    (folder / "slow_of_elastic.py").write_text(SLOW)
+    line = ["launch", "elastic.yaml", "--workers", workers, "--model-dir", "elastic"]
+    with subprocess.Popen(
+        [sys.executable, "-c", PATIENT, "late", *line],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(test_launch.TOP)},
+    ) as launched:
+        try:
+            _await_step(launched, folder / "elastic", 20)
+            lost_at = launcher.saved_step(folder / "elastic")
+            os.kill(test_launch.processes_of(folder, "elastic")[who], signal.SIGKILL)
+            _await_step(launched, folder / "elastic", lost_at + 30)
+            (folder / "late").touch()
+            said = launched.communicate(timeout=test_launch.PATIENCE)[1]
+        finally:
+            launched.kill()
+    assert launched.returncode == 0, said
+    lost, came = f"with {most - 1} of {most} workers at once", f"with {most} of {most} workers"
+    assert f"{who.replace('-', ':')} was ended by SIGKILL; restart 1 of 10 from step" in said
+    assert f"taken in: worker:{most - 2}; goes on from step" in said
+    assert said.index(lost) < said.index(came, said.index("taken in"))
+    assert "Traceback" not in said
+    assert "config:" not in said  # no change of the config is warned of
+    record = json.loads((folder / "elastic" / "run.json").read_text())
+    assert (record["workers"], record["towers"]) == (most, 2 * most)
+    test_launch.train_alone(folder, "elastic.yaml", "alone")
+    found, expected = (test_launch.weights(folder / name) for name in ("elastic", "alone"))
+    assert found["global_step"] == expected["global_step"] == 500
+    assert found == {name: pytest.approx(value, 1e-9) for name, value in expected.items()}
+
+
+def _await_step(launched, model_dir, step):
+    end = time.monotonic() + test_launch.PATIENCE
+    while (launcher.saved_step(model_dir) or 0) < step:
+        assert launched.poll() is None, launched.communicate()[1]
+        assert time.monotonic() < end, "no checkpoint has come"
+        time.sleep(0.02)

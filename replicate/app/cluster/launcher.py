@@ -9,21 +9,18 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from replicate import errors
-from replicate.app.cluster import lifeline, places, process, view
+from replicate.app.cluster import places, process, view
 from replicate.app.runs import folders
 from replicate.console import interrupts, progress
 
 _HOST = "127.0.0.1"
-SCRIPT = (sys.executable, "-m", lifeline.__name__)  # runs a command that knows of no launcher
 _PAUSE = 0.05  # seconds between two looks at the processes
-_LAST_LINES = 12
 
 
 class Wanted(NamedTuple):
@@ -34,7 +31,8 @@ class Wanted(NamedTuple):
         servers: How many parameter servers.
         evaluator: Whether an evaluator.
         grace: How many seconds processes have to end that are asked to.
-        has_result: Whether the chief and the evaluator write a result to stdout, apart from logs.
+        is_own: Whether `replicate` is run, which tells where it is, saves checkpoints, and writes a
+            result to stdout; else any command.
         restarts: How often they may be started again because one is lost.
     """
 
@@ -42,8 +40,13 @@ class Wanted(NamedTuple):
     servers: int
     evaluator: bool
     grace: float
-    has_result: bool = True
+    is_own: bool = True
     restarts: int = 0
+
+    @property
+    def teller(self) -> str:
+        """The process that writes the result."""
+        return view.EVALUATOR if self.evaluator else view.CHIEF
 
 
 def launch(
@@ -51,10 +54,10 @@ def launch(
     command: Callable[[str], Sequence[str]],
     model_dir: str,
     display: progress.Display,
-) -> list[str]:
+) -> None:
     """Runs a cluster to its end; none of its processes is there afterwards.
 
-    If a process is lost, or a lost worker may return, the cluster is ended and started again, on
+    If a process is lost, or lost workers may return, the cluster is ended and started again, on
     other ports: it goes on from its last checkpoint, with the workers that there are then.
 
     Args:
@@ -62,9 +65,6 @@ def launch(
         command: Returns the command line of the process of a name.
         model_dir: Where the training is; logs are below it.
         display: Where progress goes.
-
-    Returns:
-        What the chief, and then the evaluator, wrote to stdout.
 
     Raises:
         Interrupted: If a signal came.
@@ -79,166 +79,110 @@ def launch(
     logs = os.path.join(model_dir, "logs")
     for folder in filter(None, (model_dir, logs)):
         folders.make(folder, "model_dir")
-    processes: list[process.Process] = []
+    cluster = _Cluster(wanted, command, model_dir, display)
     with contextlib.ExitStack() as leave:
         leave.enter_context(folders.launching(logs))
         leave.enter_context(display)
-        stop = leave.enter_context(interrupts.StopRequest(lambda: _kill(processes)))
+        stop = leave.enter_context(interrupts.StopRequest(cluster.kill))
         display.say(f"logs: {logs}")
-        members = places.Places(wanted.workers, wanted.restarts, saved_step(model_dir))
-        while True:
-            try:
-                with _started(wanted, len(members), logs, command, processes):
-                    return _Cluster(wanted, processes, model_dir, display).to_its_end(stop, members)
-            except _EndedEarly as e:
-                delay, text = _arranged(members, e, wanted, saved_step(model_dir))
-                display.say(text)
-            end = time.monotonic() + delay
-            while time.monotonic() < end and not stop.requested:
+        while not cluster.run(stop):
+            begin = time.monotonic() + cluster.delay
+            while time.monotonic() < begin and not stop.requested:
                 time.sleep(_PAUSE)
-            if stop.requested:
-                raise interrupts.Interrupted(f"stopped; {_saved(wanted, model_dir)}")
-
-
-class _EndedEarly(Exception):
-    """A cluster has ended, and is to be started again.
-
-    Args:
-        lost: Which processes are lost, by number, and how each one ended; none: all were asked to
-            end, for lost workers may return.
-    """
-
-    def __init__(self, lost: Mapping[int, str]):
-        super().__init__()
-        self.lost = lost
-
-
-def _arranged(
-    members: places.Places, ended: _EndedEarly, wanted: Wanted, step: int | None
-) -> tuple[float, str]:
-    """Arranges with whom a cluster goes on; returns in how many seconds, and tells it."""
-    before = len(members)
-    if ended.lost:
-        delay = members.lose([number for number in ended.lost if number < before], step)
-        text = f"{', '.join(ended.lost.values())}; restart {members.restarts} of {wanted.restarts}"
-        when = f" in {delay:g} s" if delay else " at once"
-    else:
-        members.take_in()
-        names = [f"worker:{number - 1}" for number in range(before, len(members))]
-        delay, text, when = 0.0, f"taken in: {', '.join(names)}; goes on", ""
-    if step is not None:
-        text += f" from step {step}"
-    elif wanted.has_result:
-        text += " from the start"
-    if not wanted.workers.is_fixed:
-        text += f" with {len(members)} of {wanted.workers.most} workers"
-    return delay, f"{text}{when}"
-
-
-@contextlib.contextmanager
-def _started(
-    wanted: Wanted,
-    workers: int,
-    logs: str,
-    command: Callable[[str], Sequence[str]],
-    processes: list[process.Process],
-) -> Iterator[None]:
-    """While entered, a list has the processes of a cluster; they are ended on the way out."""
-    with contextlib.ExitStack() as leave:
-        leave.callback(processes.clear)
-        ports = leave.enter_context(_held_ports(workers + wanted.servers))
-        addresses = [f"{_HOST}:{port}" for port in ports]
-        for start in _planned(wanted, workers, addresses, logs, command):
-            processes.append(leave.enter_context(contextlib.closing(process.Process(start))))
-        yield
-
-
-def _kill(processes: Sequence[process.Process]) -> None:
-    for one in processes:
-        one.kill()
-
-
-def _planned(
-    wanted: Wanted,
-    workers: int,
-    addresses: Sequence[str],
-    logs: str,
-    command: Callable[[str], Sequence[str]],
-) -> Iterator[process.Start]:
-    """Yields the processes of a cluster, the chief first.
-
-    Args:
-        wanted: What is to be launched.
-        workers: How many of them are workers.
-        addresses: Those of the workers, then of the parameter servers.
-        logs: The folder of their logs.
-        command: Returns the command line of the process of a name.
-    """
-    jobs = {"chief": [addresses[0]], "worker": list(addresses[1:workers])}
-    jobs["ps"] = list(addresses[workers:])
-    jobs = {job: listed for job, listed in jobs.items() if listed}
-    tasks = [(job, index) for job, listed in jobs.items() for index in range(len(listed))]
-    tasks += [("evaluator", 0)] if wanted.evaluator else []
-    # Others are to find this package, too, wherever it was found.
-    found = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
-    path = os.pathsep.join(filter(None, found))
-    for job, index in tasks:
-        name = f"{job}:{index}"
-        told = {"cluster": jobs, "task": {"type": job, "index": index}}
-        yield process.Start(
-            name,
-            command(name),
-            {"TF_CONFIG": json.dumps(told), "PYTHONPATH": path},
-            os.path.join(logs, f"{job}-{index}.log"),
-            # Servers are there until the others have saved what they keep.
-            wanted.grace if job == "ps" else 0.0,
-            wanted.grace,
-            wanted.has_result and name in view.SHOWN,
-        )
-
-
-@contextlib.contextmanager
-def _held_ports(number: int) -> Iterator[list[int]]:
-    """Yields free ports, which the system gives to nobody else while this is entered.
-
-    Whoever asks to share a port may have it, as TensorFlow's servers do.
-    """
-    with contextlib.ExitStack() as leave:
-        found = []
-        for _ in range(number):
-            held = leave.enter_context(socket.socket())
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if hasattr(socket, "SO_REUSEPORT"):
-                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.bind((_HOST, 0))
-            found.append(held.getsockname()[1])
-        yield found
+            cluster.end_if(stop)
 
 
 class _Cluster:
-    """The processes of a cluster, and what becomes of them."""
+    """The processes of a cluster, and what becomes of them; see `launch`.
+
+    Attributes:
+        delay: In how many seconds they are to be started again.
+    """
 
     def __init__(
         self,
         wanted: Wanted,
-        processes: Sequence[process.Process],
+        command: Callable[[str], Sequence[str]],
         model_dir: str,
         display: progress.Display,
     ):
+        self.delay = 0.0
         self._wanted = wanted
-        self._processes = processes
+        self._command = command
         self._model_dir = model_dir
         self._display = display
+        self._members = places.Places(wanted.workers)
+        self._processes: list[process.Process] = []
         self._done_at: float | None = None  # since when the training is over
         self._ends_at: float | None = None  # when those that were asked to end are killed
         self._resizes = False  # whether all were asked to end so that lost workers may return
 
-    def to_its_end(self, stop: interrupts.StopRequest, members: places.Places) -> list[str]:
-        """Waits for the end, and sees to it where one fails or may return; see `launch`.
+    def run(self, stop: interrupts.StopRequest) -> bool:
+        """Runs the processes to their end; returns whether that is the training's.
 
         Raises:
-            _EndedEarly: If the cluster is to be started again.
+            Interrupted: If a signal came.
+            RunError: If a process failed, and no restart is left, or none would help.
+            ConfigError: If a process refused its config.
         """
+        self._done_at, self._ends_at, self._resizes = None, None, False
+        with contextlib.ExitStack() as leave:
+            leave.callback(self._processes.clear)
+            self._start(leave)
+            failed = self._watch(stop)
+            self.end_if(stop)
+            failed = failed or self._failed()
+            if failed and (failed[0].is_refused or not self._may_restart):
+                raise self._fault(failed[0])
+            if failed:
+                self._lose(failed)
+            elif not self._is_done():
+                self._take_in()
+            return not failed and self._is_done()
+
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        for one in self._processes:
+            one.kill()
+
+    def end_if(self, stop: interrupts.StopRequest) -> None:
+        """Raises Interrupted if a signal came."""
+        if stop.requested:
+            raise interrupts.Interrupted(f"stopped; {self._saved()}")
+
+    # The start.
+
+    def _start(self, leave: contextlib.ExitStack) -> None:
+        """Starts the processes, the chief first; they are ended when the stack is left."""
+        workers = self._members.up
+        ports = leave.enter_context(_held_ports(workers + self._wanted.servers))
+        addresses = [f"{_HOST}:{port}" for port in ports]
+        jobs = {"chief": addresses[:1], "worker": addresses[1:workers], "ps": addresses[workers:]}
+        jobs = {job: listed for job, listed in jobs.items() if listed}
+        tasks = [(job, index) for job, listed in jobs.items() for index in range(len(listed))]
+        tasks += [("evaluator", 0)] if self._wanted.evaluator else []
+        # Others are to find this package, too, wherever it was found.
+        found = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
+        path = os.pathsep.join(filter(None, found))
+        is_own, grace = self._wanted.is_own, self._wanted.grace
+        for job, index in tasks:
+            name = f"{job}:{index}"
+            told = {"cluster": jobs, "task": {"type": job, "index": index}}
+            one = process.Process(
+                name,
+                self._command(name),
+                {"TF_CONFIG": json.dumps(told), "PYTHONPATH": path},
+                os.path.join(self._model_dir, "logs", f"{job}-{index}.log"),
+                # Servers are there until the others have saved what they keep.
+                (grace if job == "ps" else 0.0, grace) if is_own else None,
+                is_own and name == self._wanted.teller,
+            )
+            self._processes.append(leave.enter_context(contextlib.closing(one)))
+
+    # The end.
+
+    def _watch(self, stop: interrupts.StopRequest) -> list[process.Process]:
+        """Waits until all have ended, and sees to it where one fails or may return."""
         shown = view.View(self._display, self._processes)
         failed: list[process.Process] = []
         while running := self._running():
@@ -246,30 +190,26 @@ class _Cluster:
             shown.look()
             if not failed and not stop.requested:
                 failed = self._failed()
-            if failed and members.may_restart and self._is_vain_without(failed[0]):
-                _kill(self._processes)
+            if failed and self._may_restart and self._is_vain_without(failed[0]):
+                self.kill()
             elif failed or stop.requested:
                 self._end_all()
             elif self._is_done():
                 self._end_idle()
-            elif members.is_one_due and (self._resizes or len(running) == len(self._processes)):
+            elif self._members.is_one_due and len(running) == len(self._processes):
                 self._resizes = True
+            if self._resizes:
                 self._end_all()
         shown.look()
         shown.close()
-        if stop.requested:
-            raise interrupts.Interrupted(f"stopped; {_saved(self._wanted, self._model_dir)}")
-        failed = failed or self._failed()
-        if failed and members.may_restart and not failed[0].is_refused:
-            raise _EndedEarly(self._lost(failed))
-        if failed:
-            raise self._fault(failed[0])
-        if not self._is_done():
-            raise _EndedEarly({})
-        return [one.result() for one in self._processes if one.name in view.SHOWN]
+        return failed
 
     def _running(self) -> list[process.Process]:
         return [one for one in self._processes if not one.has_ended()]
+
+    @property
+    def _may_restart(self) -> bool:
+        return self._members.restarts < self._wanted.restarts
 
     def _failed(self) -> list[process.Process]:
         """Returns the processes that have failed, first one that was refused or killed.
@@ -281,34 +221,20 @@ class _Cluster:
         """
         if self._resizes or (self._wanted.servers and self._is_done()):
             return []
-        asked = self._ends_at is not None
-        wrong = [
-            one
-            for one in self._processes
-            if one.code and not (asked and one.code in process.AS_ASKED)
-        ]
-        return sorted(wrong, key=lambda one: (not one.is_refused, one.code or 0))
-
-    def _lost(self, failed: Sequence[process.Process]) -> dict[int, str]:
-        """Tells of each process that is lost how it ended, by its number.
-
-        Those are lost that were killed. An exit code may follow from another one's end, so without
-        a killed one the first is.
-        """
-        lost = [one for one in failed if (one.code or 0) < 0] or failed[:1]
-        numbered = enumerate(self._processes)
-        return {number: f"{one.name} {_end_of(one)}" for number, one in numbered if one in lost}
+        as_asked = process.AS_ASKED if self._ends_at is not None else ()
+        failed = [one for one in self._processes if one.code and one.code not in as_asked]
+        return sorted(failed, key=lambda one: (not one.is_refused, one.code or 0))
 
     def _is_vain_without(self, lost: process.Process) -> bool:
         """Tells whether those that are left cannot save before they end, so need not be asked to.
 
-        Without a worker no other one ends its step, but for workers of servers; only the chief
-        saves, and not what a lost server kept. What a script can do is not known.
+        Without a worker no other one ends its step, but for workers of servers. What a command can
+        do is not known.
         """
         may_save = lost.name == view.EVALUATOR or (
             lost.name.startswith("worker:") and self._wanted.servers > 0
         )
-        return self._wanted.has_result and not lost.is_refused and not may_save
+        return self._wanted.is_own and not lost.is_refused and not may_save
 
     def _is_done(self) -> bool:
         """Tells whether the training is over, and only those are left who wait for nothing."""
@@ -316,35 +242,64 @@ class _Cluster:
 
     def _end_idle(self) -> None:
         """Ends the servers, and after a while workers that have not ended by themselves."""
-        if all(map(_is_server, self._running())):
-            self._end_all()
-        elif self._done_at is None:
-            self._done_at = time.monotonic()
-        elif time.monotonic() > self._done_at + self._wanted.grace:
+        self._done_at = self._done_at or time.monotonic()
+        is_late = time.monotonic() > self._done_at + self._wanted.grace
+        if is_late or all(map(_is_server, self._running())):
             self._end_all()
 
     def _end_all(self) -> None:
         """Asks all to end, the servers last; after a while it does not ask any more."""
+        grace = self._wanted.grace
         if self._ends_at is None:
-            self._ends_at = time.monotonic() + self._wanted.grace
+            self._ends_at = time.monotonic() + grace
             for one in self._processes:
                 if not _is_server(one):
                     one.end()
         running = self._running()
-        if time.monotonic() > self._ends_at:
-            for one in running:
-                self._display.say(
-                    f"{one.name} has not ended within {self._wanted.grace:g} seconds; killed"
-                )
+        for one in running:
+            if time.monotonic() > self._ends_at:
+                self._display.say(f"{one.name} has not ended within {grace:g} seconds; killed")
                 one.kill()
-        elif all(map(_is_server, running)):
-            for one in running:
+            elif all(map(_is_server, running)):
                 one.end()
 
+    # What follows.
+
+    def _lose(self, failed: Sequence[process.Process]) -> None:
+        """Goes on without those that are lost: that were killed, or else the first that failed.
+
+        An exit code may follow from another one's end.
+        """
+        lost = [one for one in failed if (one.code or 0) < 0] or failed[:1]
+        lost = [one for one in self._processes if one in lost]
+        workers = sum(one.name.startswith(("chief:", "worker:")) for one in lost)
+        self.delay = self._members.lose(workers)
+        ends = ", ".join(f"{one.name} {_end_of(one)}" for one in lost)
+        when = f" in {self.delay:g} s" if self.delay else " at once"
+        restart = f"restart {self._members.restarts} of {self._wanted.restarts}"
+        self._say_begin(f"{ends}; {restart}", when)
+
+    def _take_in(self) -> None:
+        """Goes on with those that were lost."""
+        before = self._members.up
+        self._members.take_in()
+        self.delay = 0.0
+        names = [f"worker:{number - 1}" for number in range(before, self._members.up)]
+        self._say_begin(f"taken in: {', '.join(names)}; goes on", "")
+
+    def _say_begin(self, text: str, when: str) -> None:
+        step, size = saved_step(self._model_dir), self._wanted.workers
+        if step is not None:
+            text += f" from step {step}"
+        elif self._wanted.is_own:
+            text += " from the start"
+        if not size.is_fixed:
+            text += f" with {self._members.up} of {size.most} workers"
+        self._display.say(text + when)
+
     def _fault(self, failed: process.Process) -> errors.ReplicateError:
-        said = failed.last_lines(_LAST_LINES) or ["(it wrote nothing)"]
-        lines = "\n".join(f"    {line}" for line in said)
-        saved = _saved(self._wanted, self._model_dir)
+        lines = "\n".join(f"    {line}" for line in failed.last_lines or ["(it wrote nothing)"])
+        saved = self._saved()
         others = "" if len(self._processes) == 1 else "; the others were ended"
         text = (
             f"{failed.name} {_end_of(failed)}{others}. The end of {failed.log}:\n{lines}\n"
@@ -353,33 +308,43 @@ class _Cluster:
         is_usage = failed.code == process.BAD_USAGE
         return errors.ConfigError(text) if is_usage else errors.RunError(text)
 
+    def _saved(self) -> str:
+        model_dir = self._model_dir
+        if not self._wanted.is_own:
+            return f"logs are in {os.path.join(model_dir, 'logs')}."
+        step = saved_step(model_dir)
+        if step is None:
+            return f"no checkpoint is saved in {model_dir} yet."
+        return f"step {step} is saved in {model_dir}; the same command goes on from there."
 
-def _saved(wanted: Wanted, model_dir: str) -> str:
-    if not wanted.has_result:
-        return f"logs are in {os.path.join(model_dir, 'logs')}."
-    step = saved_step(model_dir)
-    if step is None:
-        return f"no checkpoint is saved in {model_dir} yet."
-    return f"step {step} is saved in {model_dir}; the same command goes on from there."
+
+@contextlib.contextmanager
+def _held_ports(number: int) -> Iterator[list[int]]:
+    """Yields free ports, which the system gives to nobody else while this is entered.
+
+    Whoever asks to share a port may have it, as TensorFlow's servers do.
+    """
+    with contextlib.ExitStack() as leave:
+        held = [leave.enter_context(socket.socket()) for _ in range(number)]
+        for one in held:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "SO_REUSEPORT"):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            one.bind((_HOST, 0))
+        yield [one.getsockname()[1] for one in held]
 
 
 def _end_of(failed: process.Process) -> str:
     if failed.code == interrupts.INTERRUPTED:
         return "was interrupted"
     if failed.code is not None and failed.code < 0:
-        return f"was ended by {_signal_name(-failed.code)}"
+        known = {one.value: one.name for one in signal.Signals}
+        return f"was ended by {known.get(-failed.code, f'signal {-failed.code}')}"
     return f"failed with exit code {failed.code}"
 
 
 def _is_server(one: process.Process) -> bool:
     return one.name.startswith("ps:")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def saved_step(model_dir: str) -> int | None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from replicate import errors
-from replicate.app.cluster import launcher, places, view
+from replicate.app.cluster import launcher, places
 from replicate.app.command import requests
 from replicate.app.config import config, sections
 from replicate.app.inspect import absences
@@ -62,8 +62,7 @@ def launch(request: requests.Request) -> None:
     if options.script:
         grace = sections.Cluster().grace
         wanted = launcher.Wanted(size, servers, options.evaluator, grace, False, restarts)
-        line = [*launcher.SCRIPT, *options.script]
-        launcher.launch(wanted, lambda name: line, options.model_dir or "", display)
+        launcher.launch(wanted, lambda name: options.script, options.model_dir or "", display)
         return
     settings = request.settings
     settings.require_cluster(size.most, servers)
@@ -71,20 +70,17 @@ def launch(request: requests.Request) -> None:
         raise errors.ConfigError("--evaluator: must come with an eval section. Add one.")
     evaluator = options.evaluator or settings.cluster.evaluator
     wanted = launcher.Wanted(size, servers, evaluator, settings.cluster.grace, restarts=restarts)
-    found = launcher.launch(wanted, _launched(request, evaluator), settings.model_dir, display)
-    # An evaluator, if there is one, has done what follows from the chief's checkpoints.
-    print(found[-1], end="", file=request.out)
+    launcher.launch(wanted, _launched(request, wanted), settings.model_dir, display)
 
 
-def _launched(request: requests.Request, evaluator: bool) -> Callable[[str], list[str]]:
+def _launched(request: requests.Request, wanted: launcher.Wanted) -> Callable[[str], list[str]]:
     """Returns what gives the command line of the process of a name."""
     options = request.options
     given = [part for text in options.assignments for part in ("--set", text.removeprefix("--"))]
-    given += ["--set", "cluster.evaluator=true"] if evaluator else []
+    given += ["--set", "cluster.evaluator=true"] if wanted.evaluator else []
     given += ["--model-dir", options.model_dir] if options.model_dir else []
     line = [sys.executable, "-m", "replicate", "train", *options.configs, *given]
-    with_result = view.SHOWN if options.json else ()
-    return lambda name: [*line, "--json"] if name in with_result else line
+    return lambda name: [*line, "--json"] if options.json and name == wanted.teller else line
 
 
 def plot(request: requests.Request) -> None:
