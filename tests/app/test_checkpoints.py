@@ -1,7 +1,6 @@
 """Checkpoints by name, the best one, and the mean of several."""
 
 import errno
-import json
 import os
 
 import ml_dtypes
@@ -167,16 +166,21 @@ def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path):
         averaging.average([str(tmp_path / "model.ckpt-1")], str(tmp_path / "out"))
 
 
+def keep(model_dir, checkpoint, **metrics):
+    """Keeps a checkpoint if its accuracy, or else its loss, is the best; returns where."""
+    metrics["global_step"] = np.int64(checkpoint.name.rpartition("-")[2])
+    wanted = sections.KeepBest(metric="accuracy" if "accuracy" in metrics else "loss")
+    is_best = improvement.is_best(str(model_dir), metrics, wanted, "train.keep_best.metric")
+    kept = improvement.keep_best(str(model_dir), str(checkpoint)) if is_best else None
+    improvement.note(str(model_dir), metrics)
+    return kept
+
+
 @pytest.mark.parametrize("model_dir", ["runs/a", "."])
 def test_a_model_dir_may_be_relative_to_where_we_are(run, tmp_path, monkeypatch, model_dir):
     monkeypatch.chdir(tmp_path)
-
-    def keep(step, loss):
-        path = str(run / f"model.ckpt-{step}")
-        return improvement.keep_best(model_dir, path, {"loss": loss}, sections.KeepBest())
-
-    kept = keep(2, 1.0)
-    assert keep(4, 2.0) is None  # the first one is still known
+    kept = keep(model_dir, run / "model.ckpt-2", loss=1.0)
+    assert keep(model_dir, run / "model.ckpt-4", loss=2.0) is None  # the first one is still known
     assert checkpoints.chosen(model_dir, "best") == kept
     mean = averaging.average([str(run / "model.ckpt-4")], f"{model_dir}/averaged")
     assert checkpoints.chosen(model_dir, "averaged") == mean
@@ -186,32 +190,22 @@ def test_a_model_dir_may_be_relative_to_where_we_are(run, tmp_path, monkeypatch,
 
 
 def test_of_an_accuracy_the_highest_is_kept_without_a_word(run, tmp_path):
-    wanted = sections.KeepBest(metric="accuracy")
     for step, accuracy in ((2, 0.5), (4, 0.75), (10, 0.25)):
-        metrics = {"accuracy": accuracy, "global_step": np.int64(step)}
-        improvement.keep_best(str(tmp_path), str(run / f"model.ckpt-{step}"), metrics, wanted)
+        keep(tmp_path, run / f"model.ckpt-{step}", accuracy=accuracy)
     assert checkpoints.chosen(str(tmp_path), "best").endswith("model.ckpt-4")
 
 
 def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(run, tmp_path):
-    def keep(step, loss, metric="loss", higher_is_better=False):
-        metrics = {"loss": loss, "accuracy": np.float32(step / 10), "global_step": np.int64(step)}
-        path = str(run / f"model.ckpt-{step}")
-        wanted = sections.KeepBest(metric=metric, higher_is_better=higher_is_better)
-        return improvement.keep_best(str(tmp_path), path, metrics, wanted)
-
-    assert keep(2, np.float32(3)) == str(tmp_path / "best" / "model.ckpt-2")
-    assert keep(4, 3.0) is None
-    assert keep(4, float("nan")) is None
-    assert keep(10, 2.5) is not None
+    two, four, ten = (run / f"model.ckpt-{step}" for step in (2, 4, 10))
+    assert keep(tmp_path, two, loss=np.float32(3)) == str(tmp_path / "best" / "model.ckpt-2")
+    assert keep(tmp_path, four, loss=3.0) is None
+    assert keep(tmp_path, four, loss=float("nan")) is None
+    assert keep(tmp_path, ten, loss=2.5) is not None
     path = checkpoints.chosen(str(tmp_path), "best")
     assert path == str(tmp_path / "best" / "model.ckpt-10")
     np.testing.assert_array_equal(tensors(path)["w"], [6, -6])
     names = sorted(one.name for one in (tmp_path / "best").iterdir())
     assert not [name for name in names if "ckpt-2." in name or name.endswith(".tmp")]
-    assert json.loads((tmp_path / "best/model.ckpt-10.metrics.json").read_text())["loss"] == 2.5
-    # Its accuracy was 1.0: by another metric, too, the best one must be outdone.
-    assert keep(4, 1.0, "accuracy", True) is None
     assert checkpoints.chosen(str(tmp_path), "10") == path
     with pytest.raises(errors.RunError, match=r"train.keep_best.metric: .* Did you mean accuracy"):
-        keep(4, 1.0, "acuracy")
+        improvement.value_of({"accuracy": 1.0}, "acuracy", "train.keep_best.metric")

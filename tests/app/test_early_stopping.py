@@ -9,14 +9,13 @@ from replicate.app.config import sections
 from replicate.app.training import improvement
 
 
-def judged(folder, values, start=100, **rule):
-    """Returns an EarlyStopping that has taken one value for each step from 1 on."""
+def reason(folder, values, step=100, metric="loss", **rule):
+    """Returns why a training is over that has one value for each step from 1 on."""
+    for at, value in enumerate(values, start=1):
+        improvement.note(str(folder), {metric: value, "global_step": at})
     rule = {"higher_is_better": False, "patience": 2, "min_delta": 0.0} | rule
-    wanted = sections.EarlyStopping(metric="loss", **rule)
-    made = improvement.EarlyStopping(str(folder), wanted, start)
-    for step, value in enumerate(values, start=1):
-        made.take({"loss": value, "global_step": step})
-    return made
+    wanted = sections.EarlyStopping(metric=metric, **rule)
+    return improvement.why_over(str(folder), wanted, step)
 
 
 @pytest.mark.parametrize(
@@ -39,37 +38,37 @@ def judged(folder, values, start=100, **rule):
 def test_training_is_over_when_nothing_improved_for_as_long_as_patience_says(
     tmp_path, values, rule, text
 ):
-    reason = judged(tmp_path, values, **rule).reason()
-    assert (reason is None) if text is None else (text in reason)
-    assert judged(tmp_path, [], **rule).reason() == reason  # a run that continues remembers
+    found = reason(tmp_path, values, **rule)
+    assert (found is None) if text is None else (text in found)
 
 
-def test_an_accuracy_that_rises_ends_nothing(tmp_path):
-    made = improvement.EarlyStopping(
-        str(tmp_path), sections.EarlyStopping(metric="accuracy", patience=1), 100
-    )
-    for step, value in ((1, 0.5), (2, 0.75)):
-        made.take({"accuracy": value, "global_step": step})
-    assert made.reason() is None
-    made.take({"accuracy": 0.6, "global_step": 3})
-    assert made.reason().startswith("accuracy has not improved on 0.75 (step 2) ")
-
-
-def test_a_run_that_continues_judges_by_its_own_patience(tmp_path):
-    assert judged(tmp_path, [1, 2, 3]).reason() is not None
-    assert judged(tmp_path, [], patience=3).reason() is None
+def test_a_run_that_continues_judges_by_its_own_patience_and_metric(tmp_path):
+    assert reason(tmp_path, [1, 2, 3]) is not None
+    assert reason(tmp_path, [], patience=3) is None
+    assert reason(tmp_path, [], metric="accuracy", higher_is_better=True) is None
 
 
 def test_evaluations_after_the_checkpoint_that_a_run_continues_from_do_not_count(tmp_path):
-    assert judged(tmp_path, [1, 2, 3]).reason() is not None
-    assert judged(tmp_path, [], start=2).reason() is None
+    assert reason(tmp_path, [1, 2, 3]) is not None
+    assert reason(tmp_path, [], step=2) is None
 
 
-def test_a_damaged_file_is_no_file(tmp_path):
-    (tmp_path / improvement.FILE).write_text('{"metric": "loss", "evaluations": [[1], 2]}')
-    assert judged(tmp_path, []).reason() is None
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"a": 1, "1": {"loss": "low"}, "2": {}}'])
+def test_a_damaged_file_is_no_file(tmp_path, text):
+    (tmp_path / improvement.FILE).write_text(text)
+    assert reason(tmp_path, []) is None
 
 
-def test_a_metric_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(errors.RunError, match=r"train.early_stopping.metric: the model must have"):
-        judged(tmp_path, []).take({"los": 1.0, "global_step": 1})
+@pytest.mark.parametrize(
+    ("earlier", "value", "expected"),
+    [([], 5.0, True), ([2, 1], 0.5, True), ([2, 1], 1.0, False), ([2], math.nan, False)],
+)
+def test_the_best_is_better_than_all_before(tmp_path, earlier, value, expected):
+    reason(tmp_path, earlier)
+    found = {"loss": value, "global_step": len(earlier) + 1}
+    assert improvement.is_best(str(tmp_path), found, sections.KeepBest(), "key") is expected
+
+
+def test_a_metric_that_is_not_there_is_told():
+    with pytest.raises(errors.RunError, match=r"a.key: the model must have this metric, got 'l"):
+        improvement.value_of({"los": 1.0}, "loss", "a.key")

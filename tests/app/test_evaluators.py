@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replicate.app.command import cli
-from replicate.app.runs import checkpoints
+from replicate.app.runs import checkpoints, records
 from replicate.app.training import outcomes, trainings
 from replicate.compat.tensorflow import tf, tf1
 from replicate.console import interrupts
@@ -111,6 +111,16 @@ def evaluations(folder):
     }
 
 
+def kept(folder):
+    """Returns the records of the run."""
+    return records.Records(str(folder / "run"), print)
+
+
+def begin(folder):
+    """Writes down that the chief begins."""
+    kept(folder).write_run(towers=["CPU:0"], strategy="mirrored", start=0, command=["x"])
+
+
 def record(folder):
     """Returns the record of a training that has ended."""
     return json.loads((folder / "run" / "metrics.json").read_text())
@@ -122,19 +132,20 @@ def test_an_evaluator_evaluates_where_it_is_due_and_at_the_end(folder, run):
     assert evaluations(folder) == pytest.approx({2: LOSSES[2], 4: LOSSES[4]})
     assert (record(folder)["step"], record(folder)["ended_by"]) == (4, "steps")
     assert record(folder)["metrics"]["loss"] == pytest.approx(LOSSES[4])
-    assert checkpoints.is_finished(str(folder / "run"), 4)
+    assert kept(folder).is_finished(4)
 
 
 def test_an_evaluator_does_nothing_twice(folder, run):
     save(folder, 4)
-    checkpoints.note_finished(str(folder / "run"), 4)
+    kept(folder).write_metrics(4, {}, "steps")
     assert run("evaluator")[0] == 0
     assert evaluations(folder) == {}
 
 
 def test_an_evaluator_is_told_that_the_input_came_to_its_end(folder, run):
     save(folder, 3)
-    checkpoints.note_trained(str(folder / "run"), 3, "4 steps, None epochs")
+    begin(folder)
+    kept(folder).note_end(3, "4 steps, None epochs")
     assert run("evaluator")[0] == 0
     assert evaluations(folder) == pytest.approx({3: LOSSES[3]})
     assert (record(folder)["step"], record(folder)["ended_by"]) == (3, "input")
@@ -185,20 +196,19 @@ def test_an_evaluator_that_is_stopped_says_what_becomes_of_the_rest(folder, run,
 def test_a_chief_leaves_evaluations_to_the_evaluator(folder, run):
     assert run("chief")[0] == 0
     assert evaluations(folder) == {}
-    path = str(folder / "run")
-    assert (checkpoints.is_finished(path, 4), checkpoints.step_of(path)) == (False, 4)
-    assert checkpoints.is_trained(path, 4, "4 steps, None epochs")
+    assert (kept(folder).is_finished(4), checkpoints.step_of(str(folder / "run"))) == (False, 4)
+    assert kept(folder).has_ended(4, "4 steps, None epochs")
 
 
 def test_what_an_evaluator_found_ends_the_training_of_the_chief(folder, run):
     # The evaluations of steps 1 and 2 are there before them: the second is worse.
-    found = {"metric": "loss", "evaluations": [[1, 1.0], [2, 2.0]]}
+    found = {"1": {"loss": 1.0}, "2": {"loss": 2.0}}
     (folder / "run").mkdir()
-    (folder / "run" / "early_stopping.json").write_text(json.dumps(found))
+    (folder / "run" / "evaluations.json").write_text(json.dumps(found))
     code, said = run("chief", "train.early_stopping={patience: 1}")
     assert code == 0
     assert "stopped early at step 2: loss has not improved on 1 (step 1) for 1 evaluation" in said
-    assert checkpoints.is_trained(str(folder / "run"), 2, "4 steps, None epochs")
+    assert kept(folder).has_ended(2, "4 steps, None epochs")
 
 
 def test_a_worker_has_no_step_left_where_the_last_is_made(folder, run):
@@ -247,12 +257,13 @@ def test_a_worker_says_how_its_steps_ended(
 def test_the_chief_says_which_checkpoint_is_the_last_beside_servers(
     tmp_path, task, step, trained, finished, expected
 ):
+    (tmp_path / "run").mkdir()
+    begin(tmp_path)
     if trained is not None:
-        checkpoints.note_trained(str(tmp_path), trained, GOAL.wanted)
+        kept(tmp_path).note_end(trained, GOAL.wanted)
     if finished is not None:
-        checkpoints.note_finished(str(tmp_path), finished)
-    run = types.SimpleNamespace(model_dir=str(tmp_path), task=task)
-    assert trainings.is_last(run, GOAL, step) is expected
-    checkpoints.note_begun(str(tmp_path))
-    assert not checkpoints.is_trained(str(tmp_path), step, GOAL.wanted)
-    assert not checkpoints.is_finished(str(tmp_path), step)
+        kept(tmp_path).write_metrics(finished, {}, "steps")
+    run = types.SimpleNamespace(task=task)
+    assert trainings.is_last(run, GOAL, kept(tmp_path), step) is expected
+    begin(tmp_path)
+    assert not kept(tmp_path).has_ended(step, GOAL.wanted)

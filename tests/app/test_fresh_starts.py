@@ -11,15 +11,13 @@ WRITTEN = [
     "model.ckpt-4.data-00000-of-00001",
     "model.ckpt-4.meta",
     "graph.pbtxt",
-    "finished",
     "events.out.tfevents.1700000000.host",
     "eval/events.out.tfevents.1700000000.host",
     "eval_checkpoint/events.out.tfevents.1700000000.host.v2",
     "best/checkpoint",
     "best/model.ckpt-2.index",
-    "best/model.ckpt-2.metrics.json",
     "averaged/averaged.json",
-    "early_stopping.json",
+    "evaluations.json",
     "epochs.json",
     ".metrics.json.123.tmp",
     "best/.model.ckpt-2.metrics.json.123.tmp",
@@ -100,8 +98,10 @@ def test_of_many_files_the_first_are_listed(tmp_path, count, shown, last):
 
 
 def test_what_is_gone_meanwhile_is_passed_over(tmp_path):
-    fill(tmp_path, ["finished"])
-    fresh_starts.delete(str(tmp_path), [str(tmp_path / one) for one in ("checkpoint", "finished")])
+    fill(tmp_path, ["epochs.json"])
+    fresh_starts.delete(
+        str(tmp_path), [str(tmp_path / one) for one in ("checkpoint", "epochs.json")]
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -122,41 +122,6 @@ def test_the_rate_follows_the_global_step(step, name, arguments, rate):
     assert rate_at(step, name, **arguments) == pytest.approx(rate, rel=1e-6)
 
 
-def own_rate(rate):
-    """Returns the learning rate that is shown where a function has made this optimizer."""
-    return optimizers.learning_rate("a:b", [tf1.train.GradientDescentOptimizer(rate)])
-
-
-def test_a_rate_that_nothing_but_the_step_goes_into_is_shown(session):
-    step = tf1.train.get_or_create_global_step()
-    session.run(step.initializer)
-    assert own_rate(0.125) == 0.125
-    assert session.run(own_rate(tf.cast(step, tf.float32) + 0.25)) == 0.25
-    assert session.run(own_rate(lambda: tf.constant(0.5))) == 0.5
-    assert optimizers.learning_rate("a:b", [tf1.train.AdamOptimizer(0.75)]) == 0.75
-
-
-@pytest.mark.parametrize(
-    "rate",
-    [
-        lambda: tf.constant([0.5, 0.25]),  # of several
-        lambda: tf.constant(1),
-        lambda: True,
-        lambda: "0.5",
-        lambda: tf1.placeholder(tf.float32, []),  # to read it would be to take a batch
-        lambda: 0.5 * tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(1.0)).get_next(),
-    ],
-)
-def test_a_rate_of_another_kind_is_left_alone(fresh_graph, rate):
-    assert own_rate(rate()) is None
-
-
-def test_a_rate_of_another_graph_is_left_alone(fresh_graph):
-    with tf.Graph().as_default():
-        made = tf.constant(0.5)
-    assert own_rate(made) is None
-
-
 def test_no_optimizer_and_a_function():
     assert optimizers.optimizer_fn(None) is None
     assert optimizers.optimizer_fn("os.path:join").__name__ == "join"

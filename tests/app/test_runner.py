@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from replicate.app.command import cli, model_commands
-from replicate.app.config import config, functions
+from replicate.app.config import config
 from replicate.app.training import device_choice, predictions, runner
 from replicate.compat.tensorflow import tf
-from replicate.console import progress
 from replicate.strategy.cluster import cluster as clusters
 
 MODEL = '''
@@ -147,15 +146,6 @@ def test_a_training_says_what_runs_and_what_it_came_to(folder, capsys):
     assert shown[1] == f"continuing from step 4 in {folder / 'told'}, to step 5"
 
 
-def test_an_evaluation_shows_how_far_it_has_to_go(trained):
-    told, path = [], str(trained / "line.yaml")
-    settings = config.load(path, model_dir=str(trained / "trained"))
-    with functions.importable(str(trained)):
-        runner.evaluate(settings, progress.Display(True, tell=told.append))
-    # 4 rows in batches of 3
-    assert [(one["bar"].done, one["bar"].total) for one in told if "bar" in one][-1] == (2, 2)
-
-
 def test_a_training_that_was_killed_before_its_end_makes_up_for_it(folder, capsys):
     named = ["--set", "eval.metric_reductions={big: max}"]  # fails where it is evaluated
     assert run(folder, "train", "--set", "eval.every_steps=null", *named, model_dir="late") == 1
@@ -175,7 +165,7 @@ def test_a_training_that_was_killed_before_its_end_makes_up_for_it(folder, capsy
 def test_where_nothing_follows_training_the_last_step_is_its_end(folder, capsys):
     alone = ["--set", "eval=null", "--set", "export=null"]
     assert run(folder, "train", *alone, model_dir="alone") == 0
-    (folder / "alone" / "finished").unlink()
+    (folder / "alone" / "metrics.json").unlink()
     assert run(folder, "train", *alone, model_dir="alone") == 0
     assert "nothing left to do" in capsys.readouterr().err
 
@@ -289,15 +279,10 @@ def test_export_prints_its_path_and_signatures(trained, capsys):
     np.testing.assert_allclose(serve(x=tf.constant([5.0]))["y"], [WEIGHT * 5], rtol=1e-6)
 
 
-def test_an_input_that_ends_early_is_told(folder, capsys):
-    assert run(folder, "train", "--set", "train.input.repeat=3", model_dir="early") == 0
-    assert "train.input came to its end at step 3 of 4" in capsys.readouterr().err
-
-
 def test_an_input_that_is_over_is_not_read_again_but_what_follows_is_made_up_for(folder, capsys):
     given = ["--set", "train.input.repeat=3"]
     assert run(folder, "train", *given, model_dir="over") == 0
-    (folder / "over" / "finished").unlink()  # as of a process that was killed
+    (folder / "over" / "metrics.json").unlink()  # as of a process that was killed
     capsys.readouterr()
     assert run(folder, "train", *given, model_dir="over") == 0
     assert "evaluated at step 3" in capsys.readouterr().err
@@ -309,14 +294,6 @@ def test_an_input_that_is_over_is_not_read_again_but_what_follows_is_made_up_for
     said = capsys.readouterr().err
     assert "train.input: is another one than that of the run before, and has no rows" in said
     assert "behind the 3 batches that are passed over. Set repeat: true, or choose" in said
-
-
-def test_every_checkpoint_is_evaluated_by_rising_steps(trained, capsys):
-    assert run(trained, "evaluate", "--all", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    # The mean of w x over x = 1, 2, 3, 4 at w = 2 - 2 / 4^n.
-    expected = [(n, pytest.approx(2.5 * (2 - 2 / 4**n), abs=1e-5)) for n in (0, 2, 4)]
-    assert [(one["global_step"], one["average"]) for one in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -386,7 +363,6 @@ def test_a_server_keeps_variables_until_it_is_ended(trained, capsys, monkeypatch
         ("train", ["eval.input.label=z"], "eval.input: "),
         ("train", ["params.broken=true"], "IndexError: a fault of the user's"),
         ("train", ["params.leaves=true"], "SystemExit: 0"),
-        ("train", ["train.input=line_model:failing_input"], "row 1 is bad"),
         # After step 1 w is 1e30 * 15, its gradient then 7.5 * 1.5e31: the next step goes to -inf.
         (
             "train",
@@ -394,7 +370,7 @@ def test_a_server_keeps_variables_until_it_is_ended(trained, capsys, monkeypatch
             "the weights must stay finite numbers, but after step 2 these do not: w.",
         ),
         ("train", ["devices=[/cpu:99]"], "it has no /device:CPU:99, it has /device:CPU:0"),
-        ("train", ["devices=99"], "must be at most as many as this machine has, got 99; it has"),
+        ("train", ["devices=99"], "The number of devices is between 1 and"),
         ("train", ["devices={gpu: 77}"], "it has no /device:GPU:0"),
         ("train", ["eval.metric_reductions={big: max}"], "Name one of average/total"),
     ],
@@ -429,11 +405,6 @@ def test_a_full_disk_is_told_with_what_is_saved(
     assert f"model_dir: {tmp_path / 'out'} must have room for checkpoints and summaries" in shown
     assert "No space left on device. " + text in shown
     assert "Traceback" not in shown
-
-
-def test_a_model_dir_that_is_a_file_is_refused(folder, capsys):
-    assert run(folder, "train", model_dir="d.npz") == 1
-    assert "must be a directory that can be written" in capsys.readouterr().err
 
 
 def test_a_torn_record_names_the_input(trained, capsys):

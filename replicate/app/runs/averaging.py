@@ -1,8 +1,8 @@
 """One checkpoint out of several: the mean of their weights."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,28 +14,6 @@ from replicate.console import messages
 
 _RECORD = "averaged.json"  # beside the checkpoint: what it was made of
 _MAX_NAMED = 3
-
-
-class _Checkpoint(NamedTuple):
-    """One that is read.
-
-    Attributes:
-        path: Where it is.
-        tensor: Returns what a variable was.
-        types: Variable -> dtype.
-        shapes: Variable -> shape.
-    """
-
-    path: str
-    tensor: Callable[[str], npt.NDArray[Any]]
-    types: Mapping[str, tf.DType]
-    shapes: Mapping[str, list[int]]
-
-    @property
-    def step(self) -> int:
-        """The global step; 0 where it has none."""
-        name = tf1.GraphKeys.GLOBAL_STEP
-        return int(self.tensor(name)) if name in self.types else 0
 
 
 def average(paths: Sequence[str], folder: str) -> str:
@@ -56,22 +34,32 @@ def average(paths: Sequence[str], folder: str) -> str:
     Raises:
         RunError: If a checkpoint cannot be read, or they are not of one model.
     """
-    read = [_read(path) for path in paths]
-    _need_one_model(read)
-    newest = max(reversed(read), key=lambda one: one.step)
-    name = f"model.ckpt-{newest.step}"
+    readers = {path: _reader(path) for path in paths}
+    _need_one_model(readers)
+    steps = {path: checkpoints.step_in(path) or 0 for path in paths}
+    newest = max(reversed(paths), key=steps.__getitem__)
+    name = f"model.ckpt-{steps[newest]}"
+    values = {}
+    for variable in sorted(readers[newest].get_variable_to_shape_map()):
+        value = np.asarray(readers[newest].get_tensor(variable))
+        dtype = tf.as_dtype(value.dtype)
+        if dtype.is_floating or dtype.is_complex:
+            wide = np.complex128 if dtype.is_complex else np.float64
+            total = sum(
+                np.asarray(one.get_tensor(variable)).astype(wide) for one in readers.values()
+            )
+            value = np.asarray(total / len(readers)).astype(value.dtype)
+        values[variable] = value
     with checkpoints.writing(folder, name) as path:
-        _save({variable: _mean(variable, read, newest) for variable in newest.types}, path)
-    record = {"step": newest.step, "checkpoints": list(map(str, paths))}
+        _save(values, path)
+    record = {"step": steps[newest], "checkpoints": list(map(str, paths))}
     atomic_files.write_json(os.path.join(folder, _RECORD), record)
     return os.path.join(folder, name)
 
 
-def _read(path: str) -> _Checkpoint:
+def _reader(path: str) -> Any:
     try:
-        reader = tf.train.load_checkpoint(path)
-        types = reader.get_variable_to_dtype_map()
-        return _Checkpoint(path, reader.get_tensor, types, reader.get_variable_to_shape_map())
+        return tf.train.load_checkpoint(path)
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as e:
         raise errors.RunError(
             f"{path} must be a readable checkpoint: {messages.first_lines(e).rstrip('.')}. "
@@ -79,42 +67,30 @@ def _read(path: str) -> _Checkpoint:
         ) from e
 
 
-def _need_one_model(read: Sequence[_Checkpoint]) -> None:
+def _need_one_model(readers: Mapping[str, Any]) -> None:
     """Raises a RunError where checkpoints differ in their variables' names, shapes or types."""
-    first, *others = read
-    for one in others:
-        names = sorted(
-            name
-            for name in {*first.types, *one.types}
-            if first.types.get(name) != one.types.get(name)
-            or first.shapes.get(name) != one.shapes.get(name)
-        )
+    known = {}
+    for path, reader in readers.items():
+        shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        known[path] = {name: (shapes[name], types[name]) for name in shapes}
+    first, *others = known
+    for other in others:
+        names = sorted({*known[first], *known[other]})
+        names = [name for name in names if known[first].get(name) != known[other].get(name)]
         if names:
             listed = ", ".join(names[:_MAX_NAMED]) + (" ..." if len(names) > _MAX_NAMED else "")
             raise errors.RunError(
-                f"checkpoints must be of one model to be averaged; {one.path} differs from "
-                f"{first.path} in {listed}. Name checkpoints of one training."
+                f"checkpoints must be of one model to be averaged; {other} differs from "
+                f"{first} in {listed}. Name checkpoints of one training."
             )
 
 
-def _mean(name: str, read: Sequence[_Checkpoint], newest: _Checkpoint) -> npt.NDArray[Any]:
-    """Returns the mean of one variable; the newest one's where it does not count in fractions."""
-    dtype, value = newest.types[name], newest.tensor(name)
-    if not (dtype.is_floating or dtype.is_complex):
-        return value
-    wide = np.complex128 if dtype.is_complex else np.float64
-    total: npt.NDArray[Any] = np.zeros(np.shape(value), wide)
-    for one in read:
-        total += np.asarray(one.tensor(name)).astype(wide)
-    return (total / len(read)).astype(dtype.as_numpy_dtype)
-
-
 def _save(values: Mapping[str, npt.NDArray[Any]], path: str) -> None:
-    names = sorted(values)
     on_cpu = tf1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf1.Session(config=on_cpu) as session:
-        fed = [tf1.placeholder(tf.as_dtype(values[one].dtype)) for one in names]
+        fed = [tf1.placeholder(tf.as_dtype(value.dtype)) for value in values.values()]
+        slices = [""] * len(values)
         save = tf.raw_ops.SaveV2(
-            prefix=path, tensor_names=names, shape_and_slices=[""] * len(names), tensors=fed
+            prefix=path, tensor_names=list(values), shape_and_slices=slices, tensors=fed
         )
-        session.run(save, {one: values[name] for one, name in zip(fed, names, strict=True)})
+        session.run(save, dict(zip(fed, values.values(), strict=True)))

@@ -18,8 +18,6 @@ _INDEX = re.compile(r"(.+-(\d+))\.index")
 _PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_DIFFERENCES = 3
-_FINISHED = "finished"  # the file with the step whose evaluation and export are done
-_TRAINED = "trained"  # that with the step at which an evaluator's chief has ended
 _UNREADABLE = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 _MAY_PASS = (  # says nothing of what is in a file
     tf.errors.AbortedError,
@@ -77,13 +75,11 @@ def chosen(model_dir: str, named: str) -> str:
         RunError: If there is no such checkpoint.
     """
     if named in (BEST, AVERAGED):
-        path = path_in(os.path.join(model_dir, named))
-        how = "train.keep_best keeps it" if named == BEST else "`replicate average` writes it"
-        fault = f"there is none; {how}"
+        path, how = path_in(os.path.join(model_dir, named)), "`replicate average` writes it"
+        fault = f"there is none; {'train.keep_best keeps it' if named == BEST else how}"
     elif named.isdecimal():
-        step = int(named)
-        path = all_of(model_dir).get(step) or all_of(os.path.join(model_dir, BEST)).get(step)
-        fault = f"{model_dir} has none at this step"
+        known = {**all_of(os.path.join(model_dir, BEST)), **all_of(model_dir)}
+        path, fault = known.get(int(named)), f"{model_dir} has none at this step"
     elif tf.io.gfile.isdir(named):
         path, fault = path_in(named), "this folder has none"
     else:
@@ -247,46 +243,6 @@ def writing(folder: str, name: str) -> Iterator[str]:
     finally:
         tf.io.gfile.rmtree(unfinished)
     _write_state(folder, [name])
-
-
-def is_finished(model_dir: str, step: int) -> bool:
-    """Tells whether what follows training has been done at a step."""
-    return atomic_files.read_text(os.path.join(model_dir, _FINISHED)) == f"{step}\n"
-
-
-def note_finished(model_dir: str, step: int) -> None:
-    """Notes that what follows training has been done at a step."""
-    _note(model_dir, _FINISHED, f"{step}\n")
-
-
-def is_trained(model_dir: str, step: int, until: str) -> bool:
-    """Tells an evaluator whether a training has ended at a step.
-
-    Args:
-        model_dir: Where the run is.
-        step: The step.
-        until: What the training was to end with; one that was to end elsewhere is another one.
-    """
-    return atomic_files.read_text(os.path.join(model_dir, _TRAINED)) == f"{step} of {until}\n"
-
-
-def note_trained(model_dir: str, step: int, until: str) -> None:
-    """Notes for an evaluator that a training has ended at a step; see `is_trained`."""
-    _note(model_dir, _TRAINED, f"{step} of {until}\n")
-
-
-def _note(model_dir: str, name: str, text: str) -> None:
-    with contextlib.suppress(OSError, tf.errors.OpError):  # without it, it would be done again
-        atomic_files.write_text(os.path.join(model_dir, name), text)
-
-
-def note_begun(model_dir: str) -> None:
-    """Notes that a training has steps to make: neither they nor what follows is done."""
-    for name in (_FINISHED, _TRAINED):
-        path = os.path.join(model_dir, name)
-        with contextlib.suppress(tf.errors.OpError):
-            if tf.io.gfile.exists(path):
-                tf.io.gfile.remove(path)
 
 
 @contextlib.contextmanager

@@ -7,21 +7,17 @@ from collections.abc import Iterable, Iterator
 from replicate.app.runs import checkpoints, records
 from replicate.compat.tensorflow import tf
 
-_CHECKPOINT = re.compile(
-    r"(?P<name>model\.ckpt-\d+)\.(index|meta|data-\d{5}-of-\d{5}|metrics\.json)(\.(tmp|damaged))?"
+_CHECKPOINT = re.compile(r"(model\.ckpt-\d+)\.(index|meta|data-\d{5}-of-\d{5})(\.(tmp|damaged))?")
+_EVENTS = r"events\.out\.tfevents\.\d+\..+"
+_UNFINISHED = re.compile(r"temp-\d+-[0-9a-f]{8}|\.model\.ckpt-\d+\.\d+\.tmp")  # folders
+_FILES = re.compile(  # below model_dir
+    rf"((best|averaged)/)?({_CHECKPOINT.pattern}|(checkpoint|graph\.pbtxt)(\.tmp\w+)?|{_EVENTS}"
+    rf"|averaged\.json|\.\w[\w.-]*\.\d+\.tmp)|(evaluations|epochs)\.json|eval(_\w+)?/{_EVENTS}"
+    r"|logs/(chief|evaluator|(worker|ps)-\d+)\.log"
 )
-_EVENTS = re.compile(r"events\.out\.tfevents\.\d+\..+")
-_FILES = re.compile(
-    r"checkpoint(\.tmp\w+)?|graph\.pbtxt(\.tmp\w+)?|finished|trained|averaged\.json"
-    rf"|{_EVENTS.pattern}|\.\w[\w.-]*\.\d+\.tmp"
-)
-_EVALUATIONS = re.compile(r"eval(_\w+)?")
-_LOGS, _LOG = "logs", re.compile(r"(chief|evaluator|(worker|ps)-\d+)\.log")
-_UNFINISHED_FOLDER = re.compile(r"temp-\d+-[0-9a-f]{8}|\.model\.ckpt-\d+\.\d+\.tmp")
 _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 _RECORDS = (records.CONFIG, records.RUN, records.METRICS)
-_MEASURES = ("early_stopping.json", "epochs.json")
-_STATES = ("checkpoint", "finished", "trained")
+_STATES = ("checkpoint", records.METRICS)
 _MAX_LISTED = 20
 
 
@@ -33,25 +29,26 @@ def written_in(model_dir: str, exports: str, exporters: Iterable[str]) -> list[s
         exports: The directory of the exports; what is outside of model_dir is left alone.
         exporters: The folders of exporters in it.
     """
-    found = list(_files_in(model_dir))
-    for name in _names_in(model_dir):
-        path = os.path.join(model_dir, name)
-        if name in _RECORDS:
-            found += [path] if records.is_ours(model_dir, name) else []
-        elif name in _MEASURES:
-            found.append(path)
-        elif not _is_folder(path):
-            continue
-        elif name in (checkpoints.BEST, checkpoints.AVERAGED):
-            found += _files_in(path)
-        elif _EVALUATIONS.fullmatch(name):
-            found += [os.path.join(path, one) for one in _names_in(path) if _EVENTS.fullmatch(one)]
-        elif name == _LOGS:
-            found += [os.path.join(path, one) for one in _names_in(path) if _LOG.fullmatch(one)]
+    names = _names_in(model_dir)
+    for folder in [name for name in names if not _UNFINISHED.fullmatch(name)]:
+        if _is_folder(path := os.path.join(model_dir, folder)):
+            names += [f"{folder}/{name}" for name in _names_in(path)]
+    found = [os.path.join(model_dir, name) for name in names if _is_written(model_dir, name)]
     if _is_within(exports, model_dir):
         folders = (exports, *(os.path.join(exports, name) for name in exporters))
         found += [path for folder in folders if _is_folder(folder) for path in _exports_in(folder)]
     return sorted(found)
+
+
+def _is_written(model_dir: str, name: str) -> bool:
+    """Tells whether what has a name below model_dir is a run's."""
+    path = os.path.join(model_dir, name)
+    if name in _RECORDS:
+        return records.is_ours(model_dir, name)
+    if tf.io.gfile.isdir(path):
+        is_kept = os.path.dirname(name) in ("", checkpoints.BEST, checkpoints.AVERAGED)
+        return is_kept and _is_folder(path) and bool(_UNFINISHED.fullmatch(os.path.basename(name)))
+    return bool(_FILES.fullmatch(name))
 
 
 def listed(model_dir: str, found: Iterable[str]) -> list[str]:
@@ -60,7 +57,7 @@ def listed(model_dir: str, found: Iterable[str]) -> list[str]:
     for path in found:
         folder, name = os.path.split(os.path.relpath(path, model_dir))
         match = _CHECKPOINT.fullmatch(name)
-        shown = os.path.join(folder, match["name"] if match else name)
+        shown = os.path.join(folder, match[1] if match else name)
         counts[shown] = counts.get(shown, 0) + 1
     lines = [f"  {name}{f' ({n} files)' if n > 1 else ''}" for name, n in counts.items()]
     if len(lines) > _MAX_LISTED:
@@ -93,16 +90,6 @@ def _is_within(path: str, folder: str) -> bool:
     return path.startswith(f"{folder.rstrip('/')}/")
 
 
-def _files_in(folder: str) -> Iterator[str]:
-    for name in _names_in(folder):
-        path = os.path.join(folder, name)
-        is_named_so = _CHECKPOINT.fullmatch(name) or _FILES.fullmatch(name)
-        if is_named_so and not tf.io.gfile.isdir(path):
-            yield path
-        elif _UNFINISHED_FOLDER.fullmatch(name) and _is_folder(path):
-            yield path
-
-
 def _exports_in(folder: str) -> Iterator[str]:
     """Yields the SavedModels in a folder, whole or not."""
     for name in _names_in(folder):
@@ -112,7 +99,7 @@ def _exports_in(folder: str) -> Iterator[str]:
         is_export = name.isdecimal() and any(
             tf.io.gfile.exists(os.path.join(path, one)) for one in _SAVED_MODELS
         )
-        if is_export or _UNFINISHED_FOLDER.fullmatch(name):
+        if is_export or _UNFINISHED.fullmatch(name):
             yield path
 
 

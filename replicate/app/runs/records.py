@@ -42,7 +42,7 @@ class Records:
         Returns:
             One line for each key; none where there is no record of the run's config.
         """
-        before = _plain(atomic_files.read_text(os.path.join(self._model_dir, CONFIG)) or "")
+        before = _plain(atomic_files.read_text(self._path(CONFIG)) or "")
         if before is None or not is_ours(self._model_dir, CONFIG):
             return []
         old, new = dict(_flat(before)), dict(_flat(_plain(text) or {}))
@@ -106,8 +106,29 @@ class Records:
         record = {"step": step, "ended_by": ended_by, "metrics": json_output.plain(found)}
         self._write(METRICS, atomic_files.as_json(record))
 
+    def is_finished(self, step: int) -> bool:
+        """Tells whether what follows training has been done at a step."""
+        return atomic_files.read_json(self._path(METRICS)).get("step") == step
+
+    def note_end(self, step: int, wanted: str) -> None:
+        """Notes for an evaluator that a training has ended at a step; see `has_ended`."""
+        record = atomic_files.read_json(self._path(RUN))
+        self._write(RUN, atomic_files.as_json({**record, "ended": [step, wanted]}))
+
+    def has_ended(self, step: int, wanted: str) -> bool:
+        """Tells an evaluator whether a training has ended at a step.
+
+        Args:
+            step: The step.
+            wanted: What the training was to end with; one that was to end elsewhere is another one.
+        """
+        return atomic_files.read_json(self._path(RUN)).get("ended") == [step, wanted]
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._model_dir, name)
+
     def _write(self, name: str, text: str) -> None:
-        path = os.path.join(self._model_dir, name)
+        path = self._path(name)
         if tf.io.gfile.exists(path) and not is_ours(self._model_dir, name):
             self._say(
                 f"{self._model_dir}/{name} is not a run's; it stays, and what would be in it of "

@@ -1,4 +1,4 @@
-"""Where the towers of a config are: devices that exist, and the strategy of a cluster."""
+"""Where the towers of a config are: devices that exist, a cluster's task, and its strategy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,19 +30,11 @@ def chosen(wanted: sections.Devices) -> list[str] | None:
     """
     if wanted == "auto":
         return None
-    if isinstance(wanted, int):
-        have = devices.local_devices("GPU") or devices.local_devices("CPU")
-        if wanted > len(have):
-            raise errors.DeviceError(
-                f"devices: must be at most as many as this machine has, got {wanted}; it has "
-                f"{', '.join(have)}. Use devices: {{cpu: {wanted}}} for logical CPU devices."
-            )
-        return list(have[:wanted])
     if isinstance(wanted, dict):
         if "cpu" in wanted:
             return list(devices.make_logical_cpus(wanted["cpu"]))
         wanted = tuple(f"/device:GPU:{index}" for index in range(wanted["gpu"]))
-    names = [devices.canonicalize(name) for name in wanted]
+    names = list(devices.resolve(wanted, warn_of_missing=False))
     missing = [name for name in names if devices.is_missing(name)]
     if missing:
         raise errors.DeviceError(
@@ -63,6 +55,23 @@ def devices_of(settings: config.Config) -> list[str]:
     if settings.strategy == "one_device":
         names = names[:1]
     return [name.replace("/device:", "") for name in names]
+
+
+def task_of(settings: config.Config) -> clusters.Cluster:
+    """Returns the cluster of `TF_CONFIG`, of which this process is a task.
+
+    Raises:
+        ConfigError: If `TF_CONFIG` is malformed, or the config is none for such a cluster.
+    """
+    found = clusters.of()
+    has_evaluator = settings.cluster.evaluator or found.has_evaluator
+    if found.own.job == "evaluator" and not has_evaluator:
+        raise errors.ConfigError(
+            "cluster.evaluator: must be true if TF_CONFIG has an evaluator, as this task is one; "
+            "got false. Set it in the config of all tasks, or the chief evaluates as well."
+        )
+    settings.require_cluster(found.size, len(found.servers))
+    return found._replace(has_evaluator=has_evaluator)
 
 
 def strategy_of(
@@ -111,14 +120,12 @@ def _compared(settings: config.Config) -> dict[str, Any]:
     Where a file or a folder is may differ between machines.
     """
     whole = settings.model_dump(mode="json", include=_COMPARED)
-    whole["train"] = dict(whole["train"] or {})
-    read = dict(whole["train"].pop("input", None) or {})
-    read = {key: value for key, value in read.items() if key not in ("file", "cache", "prefetch")}
-    trained = {key: whole["train"].get(key) for key in ("steps", "epochs", "mixed_precision")}
-    del whole["train"]
-    sections = {"train.input": read, "train": trained}
-    nested = {f"{name}.{key}": one for name, some in sections.items() for key, one in some.items()}
-    return {**whole, **nested}
+    train = whole.pop("train") or {}
+    compared = {f"train.{key}": train.get(key) for key in ("steps", "epochs", "mixed_precision")}
+    for key, value in (train.get("input") or {}).items():
+        if key not in ("file", "cache", "prefetch"):
+            compared[f"train.input.{key}"] = value
+    return {**whole, **compared}
 
 
 def text_of(settings: config.Config, task: clusters.Cluster = clusters.ALONE) -> str:

@@ -65,19 +65,18 @@ def describe(
         DeviceError: If this machine lacks a device.
         RunError: If a function cannot be found.
     """
-    chosen = device_choice.chosen(
-        settings.devices
-    )  # before anything can start TensorFlow's runtime
+    # Before anything can start TensorFlow's runtime.
+    chosen = device_choice.chosen(settings.devices)
     if settings.seed is not None:
         # NOTE: a graph's seed does not reach initial values of layers: Keras draws a seed for each.
         tf.keras.utils.set_random_seed(settings.seed % _SEEDS)
     optimizer_fn = optimizers.optimizer_fn(settings.optimizer)
     strategy = device_choice.strategy_of(settings, task) if strategy is None else strategy
     run_config = _run_config(settings, task, strategy)
-    if settings.train is not None and settings.train.mixed_precision:
+    is_halved = settings.train is not None and settings.train.mixed_precision
+    if is_halved and optimizer_fn is not None:  # else the config is refused
         kind = optimizers.kind_for(device_choice.devices_of(settings))
-        optimizer_fn = optimizers.scaled(optimizer_fn, kind)
-        optimizers.set_rewrite(run_config.session_config, kind)
+        optimizer_fn = optimizers.halved(optimizer_fn, run_config.session_config, kind)
     fn = functions.load(settings.model_fn, "model_fn")
     if settings.eval is not None:
         fn = _with_reductions(fn, settings.eval.metric_reductions)

@@ -4,20 +4,17 @@ import contextlib
 import math
 import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from replicate import errors, estimator, types
 from replicate.app.config import config, sections
 from replicate.app.data import inputs, section_inputs
-from replicate.app.runs import atomic_files, folders
+from replicate.app.runs import folders
 from replicate.app.training import features_read, improvement
 from replicate.compat.tensorflow import tf
-from replicate.console import json_output
 from replicate.exporting import export
 
-_RECORD = "evaluation.json"  # below assets.extra: the metrics of the model beside it
 _EXPORT = re.compile(r"\d{10}")  # seconds, as Estimators number exports
 
 
@@ -50,7 +47,7 @@ class Exports:
 
     def save(self, checkpoint: str) -> str:
         """Exports a checkpoint; returns the path of the SavedModel."""
-        return self._write(self._directory, checkpoint, {})
+        return self._write(self._directory, checkpoint)
 
     def run_exporters(
         self, checkpoint: str, metrics: Mapping[str, Any], is_final: bool
@@ -59,8 +56,9 @@ class Exports:
 
         Args:
             checkpoint: Its path.
-            metrics: Those of its evaluation, if there was one.
-            is_final: Whether training is over.
+            metrics: Those of its evaluation.
+            is_final: Whether it is the turn of those that export at the end of training; else of
+                those that do after evaluations.
 
         Returns:
             Exporter's name -> path, for those that exported.
@@ -71,59 +69,36 @@ class Exports:
         paths = {}
         for one in self._wanted.exporters:
             folder = os.path.join(self._directory, one.folder)
-            if _is_due(one, folder, metrics, is_final):
+            if isinstance(one, sections.Final) is is_final and self._is_due(one, folder, metrics):
                 tf.io.gfile.makedirs(folder)
-                paths[one.folder] = self._write(folder, checkpoint, metrics)
+                paths[one.folder] = self._write(folder, checkpoint)
                 if isinstance(one, sections.Repeated) and one.exports_to_keep is not None:
                     for path in _exports_in(folder)[: -one.exports_to_keep]:
                         with contextlib.suppress(tf.errors.NotFoundError):
                             tf.io.gfile.rmtree(path)
         return paths
 
-    def _write(self, folder: str, checkpoint: str, metrics: Mapping[str, Any]) -> str:
-        """Writes a SavedModel, with a record of its metrics if there are any."""
+    def _is_due(self, wanted: sections.Exporter, folder: str, metrics: Mapping[str, Any]) -> bool:
+        if not isinstance(wanted, sections.Best):
+            return True
+        key = f"export.exporters: {wanted.folder}: metric"
+        if not _exports_in(folder):  # whatever came before the exporter was asked for
+            return not math.isnan(improvement.value_of(metrics, wanted.metric, key))
+        return improvement.is_best(self._made.model_dir, metrics, wanted, key)
+
+    def _write(self, folder: str, checkpoint: str) -> str:
         if self._left_out is None:  # only now: before training it would draw random numbers
             self._left_out = features_read.left_out(self._made, self._features)
-        with tempfile.TemporaryDirectory() as scratch:
-            assets = dict(self._wanted.assets_extra)
-            if metrics:
-                assets[_RECORD] = os.path.join(scratch, _RECORD)
-                with open(assets[_RECORD], "w", encoding="utf-8") as file:
-                    json_output.write(json_output.plain(dict(sorted(metrics.items()))), file)
-            path = export.export_saved_model(
-                self._made,
-                folder,
-                receiver_fn(self._features, self._left_out),
-                towers=self._wanted.towers,
-                assets_extra=assets,
-                as_text=self._wanted.as_text,
-                checkpoint_path=checkpoint,
-            )
+        path = export.export_saved_model(
+            self._made,
+            folder,
+            receiver_fn(self._features, self._left_out),
+            towers=self._wanted.towers,
+            assets_extra=dict(self._wanted.assets_extra),
+            as_text=self._wanted.as_text,
+            checkpoint_path=checkpoint,
+        )
         return os.fsdecode(path)
-
-
-def _is_due(
-    wanted: sections.Exporter, folder: str, metrics: Mapping[str, Any], is_final: bool
-) -> bool:
-    """Tells whether an exporter exports a model with these metrics.
-
-    The best one is better than all exports that are there, also those of earlier runs. An export
-    holds its own metrics, so that a run that was stopped at any moment, or that somebody
-    evaluated on other data meanwhile, goes on from what was really exported.
-    """
-    if isinstance(wanted, sections.Final):
-        return is_final
-    if not metrics or not isinstance(wanted, sections.Best):
-        return bool(metrics)
-    key = f"export.exporters: {wanted.folder}: metric"
-    value = improvement.value_of(metrics, wanted.metric, key)
-    records = (
-        atomic_files.read_json(os.path.join(one, "assets.extra", _RECORD))
-        for one in _exports_in(folder)
-    )
-    found = [one.get(wanted.metric) for one in records]
-    known = [one for one in found if isinstance(one, int | float)]  # else another was compared
-    return not math.isnan(value) and all(improvement.is_better(value, one, wanted) for one in known)
 
 
 def _exports_in(folder: str) -> list[str]:

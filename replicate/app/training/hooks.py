@@ -1,9 +1,8 @@
-"""Session hooks of trainings and evaluations: progress, summaries, checkpoints, the end."""
+"""Session hooks of trainings and evaluations: progress, checkpoints, the end."""
 
 import logging
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -13,14 +12,9 @@ from replicate import progress as progress_line
 from replicate.app.config import functions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.console import interrupts, progress
-from replicate.graph import collectives
-from replicate.strategy.cluster import cluster as clusters
 
 _Context: TypeAlias = tf1.train.SessionRunContext
-_Values: TypeAlias = tf1.train.SessionRunValues
-_Fetches: TypeAlias = tf1.train.SessionRunArgs
 
-LEARNING_RATE, EXAMPLES_PER_SECOND = "learning_rate", "examples_per_second"
 _MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
 _REMEDY = (
     "Lower the learning rate, set clip_global_norm, or look for bad values in train.input; "
@@ -89,65 +83,74 @@ def rows_of(features: types.Nest) -> tf.Tensor | int:
     return 0
 
 
-def _of_step(rows: tf.Tensor | int) -> list[tf.Tensor]:
-    """Returns what a step tells: the global step before it, the loss, and unknown numbers of rows.
-
-    The reduced loss is the last one that the Estimator has noted.
-    """
-    loss = tf1.get_collection(tf1.GraphKeys.LOSSES)[-1]
-    return [tf1.train.get_global_step(), loss, *([rows] if tf.is_tensor(rows) else [])]
-
-
 class TrainingHook(tf1.train.SessionRunHook):
-    """Shows training steps, and ends those that lead nowhere.
+    """Shows training steps, ends those that lead nowhere, and ends after the step when asked to.
 
     It goes to `Estimator.train`, whose hooks run before TensorFlow's own look at the loss.
 
     Args:
-        shown: Where to show them.
+        shown: Where to show the steps.
         start: The global step at the begin.
         rows: Returns how many rows a batch has: a number, or a tensor of shape []; 0: nobody knows.
             Called once the graph is built.
+        is_asked: Tells whether to end.
+        folder: Where the last loss is written, which TensorFlow does not; None: nowhere.
 
     Attributes:
         is_waiting: Whether a step has not ended: at the end of a training, whether there was no
             batch for it any more.
         ended_at: The global step at the end of the session.
+        runs: How many steps were made.
     """
 
-    def __init__(self, shown: progress.Task, start: int, rows: Callable[[], tf.Tensor | int]):
+    def __init__(
+        self,
+        shown: progress.Task,
+        start: int,
+        rows: Callable[[], tf.Tensor | int],
+        is_asked: Callable[[], bool] = lambda: False,
+        folder: str | None = None,
+    ):
         self.is_waiting = True
         self.ended_at = start
+        self.runs = 0
         self._shown = shown
         self._rows_of = rows
+        self._is_asked = is_asked
+        self._folder = folder
         self._rows: tf.Tensor | int = 0
         self._fetched: list[tf.Tensor] = []
+        self._loss = math.nan
         self._last_step = -1
         self._idle_runs = 0
-        self.runs = 0
 
     def begin(self) -> None:
         """See base class."""
         self._rows = self._rows_of()
-        self._fetched = _of_step(self._rows)
+        loss = tf1.get_collection(tf1.GraphKeys.LOSSES)[-1]  # the reduced one
+        self._fetched = [tf1.train.get_global_step(), loss]
+        self._fetched += [self._rows] if tf.is_tensor(self._rows) else []
 
-    def before_run(self, run_context: _Context) -> _Fetches:
+    def before_run(self, run_context: _Context) -> tf1.train.SessionRunArgs:
         """See base class."""
         self.is_waiting = True
-        return _Fetches(self._fetched)
+        return tf1.train.SessionRunArgs(self._fetched)
 
-    def after_run(self, run_context: _Context, run_values: _Values) -> None:
+    def after_run(self, run_context: _Context, run_values: tf1.train.SessionRunValues) -> None:
         """See base class."""
         self.is_waiting = False
-        before, loss, *rows = run_values.results
-        if not math.isfinite(loss):
-            step, now = run_context.session.run(self._fetched[0]), f"{loss:g}".replace("nan", "NaN")
+        before, self._loss, *rows = run_values.results
+        if not math.isfinite(self._loss):
+            step = run_context.session.run(self._fetched[0])
+            now = f"{self._loss:g}".replace("nan", "NaN")
             raise errors.RunError(
                 f"the loss must stay a finite number, but became {now} at step {step}. {_REMEDY}"
             )
         self._need_progress(int(before))
         self.runs += 1
-        self._shown.update(int(before) + 1, float(loss), int(rows[0] if rows else self._rows))
+        self._shown.update(int(before) + 1, float(self._loss), int(rows[0] if rows else self._rows))
+        if self._is_asked():
+            run_context.request_stop()
 
     def _need_progress(self, step: int) -> None:
         """Ends what would go on for ever: optimizers may skip a few steps, not all."""
@@ -163,65 +166,36 @@ class TrainingHook(tf1.train.SessionRunHook):
         """See base class."""
         self.ended_at = int(session.run(self._fetched[0]))
         self._shown.update(self.ended_at)
-
-
-class StopHook(tf1.train.SessionRunHook):
-    """Ends the session after the step in which that is asked for.
-
-    Args:
-        is_asked: Tells whether it is.
-        workers: Returns the workers that make the steps of the current graph.
-    """
-
-    def __init__(self, is_asked: Callable[[], bool], workers: Callable[[], collectives.Workers]):
-        self._is_asked = is_asked
-        self._workers_of = workers
-        self._workers = collectives.ALONE
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether the session has ended by a request, here or in another worker."""
-        return self._is_asked() or self._workers.was_left
-
-    def begin(self) -> None:
-        """See base class."""
-        self._workers = self._workers_of()
-
-    def after_run(self, run_context: _Context, run_values: _Values) -> None:
-        """See base class."""
-        if self._is_asked():
-            run_context.request_stop()
+        if self._folder is not None and self.runs:
+            value = tf1.Summary.Value(tag="loss", simple_value=self._loss)
+            writer = tf1.summary.FileWriterCache.get(self._folder)
+            writer.add_summary(tf1.Summary(value=[value]), self.ended_at)
+            writer.flush()
 
 
 class MeetingHook(tf1.train.SessionRunHook):
     """Tells when this worker waits for the others, and when all are there.
 
     Args:
-        display: Where that is told.
-        task: Which worker this is.
+        say: Tells it.
+        name: Of this worker.
+        size: How many workers there are.
         timeout: For how many seconds it waits.
     """
 
-    def __init__(self, display: progress.Display, task: clusters.Cluster, timeout: float):
-        self._display = display
-        self._task = task
-        self._timeout = timeout
+    def __init__(self, say: Callable[[str], None], name: str, size: int, timeout: float):
+        self._say = say
+        self._size = size
+        others = f"{size - 1} other worker{'' if size == 2 else 's'}"
+        self._waits = f"{name} is ready, and waits for {others}, for {timeout:g} seconds at most"
 
     def begin(self) -> None:
         """See base class."""
-        self._display.state("waits")
-        others = self._task.size - 1
-        if self._task.is_together:
-            self._display.say(
-                f"{self._task.name} is ready, and waits for {others} other worker"
-                f"{'' if others == 1 else 's'}, for {self._timeout:g} seconds at most"
-            )
+        self._say(self._waits)
 
     def after_create_session(self, session: tf1.Session, coord: tf.train.Coordinator) -> None:
         """See base class."""
-        self._display.state("trains")
-        if self._task.is_together:
-            self._display.say(f"all {self._task.size} workers are there")
+        self._say(f"all {self._size} workers are there")
 
 
 class EvaluationHook(tf1.train.SessionRunHook):
@@ -239,25 +213,8 @@ class EvaluationHook(tf1.train.SessionRunHook):
         self.done = 0
         self._shown = shown
         self._stop = stop
-        self._batches: tf.Tensor | None = None
 
-    def counting(self, input_fn: Callable[[], tf.data.Dataset]) -> Callable[[], tf.data.Dataset]:
-        """Returns an input_fn whose batches are counted beforehand, where that can be."""
-
-        def counted() -> tf.data.Dataset:
-            dataset = input_fn()
-            self._batches = tf.data.experimental.cardinality(dataset)
-            return dataset
-
-        return counted
-
-    def after_create_session(self, session: tf1.Session, coord: tf.train.Coordinator) -> None:
-        """See base class."""
-        count = -1 if self._batches is None else int(session.run(self._batches))
-        if count > 0:
-            self._shown.end_at(count)
-
-    def after_run(self, run_context: _Context, run_values: _Values) -> None:
+    def after_run(self, run_context: _Context, run_values: tf1.train.SessionRunValues) -> None:
         """See base class."""
         self.done += 1
         self._shown.update(self.done)
@@ -265,93 +222,8 @@ class EvaluationHook(tf1.train.SessionRunHook):
             raise interrupts.Interrupted("stopped in an evaluation")
 
 
-class SummaryHook(tf1.train.SessionRunHook):
-    """Writes learning rate and speed beside the model's own summaries, at the same steps.
-
-    At the end it writes the last loss as well, which TensorFlow does not.
-    The learning rate at step s is what the schedule says for s. The examples are the rows that
-    were trained on since the last summary; the time is that of training alone.
-
-    Args:
-        folder: Where the event files are.
-        every: Steps between summaries.
-        rows: See `TrainingHook`.
-        rate: Returns the learning rate, a number or a tensor of shape []; None: nobody knows.
-            Called once the graph is built.
-    """
-
-    def __init__(
-        self,
-        folder: str,
-        every: int,
-        rows: Callable[[], tf.Tensor | int],
-        rate: Callable[[], tf.Tensor | float | None],
-    ):
-        self._folder = folder
-        self._timer = tf1.train.SecondOrStepTimer(every_steps=every)
-        self._rows_of = rows
-        self._rate_of = rate
-        self._since: float | None = None  # None: no step was made yet
-        self._seen = 0
-        self._last = -1
-        self._loss = math.nan
-
-    def begin(self) -> None:
-        """See base class."""
-        self._writer = tf1.summary.FileWriterCache.get(self._folder)
-        self._step = tf1.train.get_global_step()
-        self._rows, self._rate = self._rows_of(), self._rate_of()
-        self._fetched = _of_step(self._rows)
-        self._timer.reset()
-
-    def leave_out(self, seconds: float) -> None:
-        """Takes a time that was not spent on training out of what is measured."""
-        if self._since is not None:
-            self._since += seconds
-
-    def before_run(self, run_context: _Context) -> _Fetches:
-        """See base class."""
-        return _Fetches(self._fetched)
-
-    def after_run(self, run_context: _Context, run_values: _Values) -> None:
-        """See base class."""
-        before, self._loss, *rows = run_values.results
-        if self._since is None:  # the first step prepares what the others use
-            self._since = time.monotonic()
-        else:
-            self._seen += int(rows[0] if rows else self._rows)
-        step = int(before) + 1  # read before the step, or beside it
-        if self._timer.should_trigger_for_step(step):
-            self._timer.update_last_triggered_step(step)
-            self._write(run_context.session)
-
-    def end(self, session: tf1.Session) -> None:
-        """See base class."""
-        self._write(session, {} if self._since is None else {"loss": self._loss})
-        self._writer.flush()
-
-    def _write(self, session: tf1.Session, more: Mapping[str, float] = {}) -> None:
-        fetched = {"step": self._step}
-        if tf.is_tensor(self._rate):
-            fetched["rate"] = self._rate
-        read = session.run(fetched)
-        step, rate = int(read["step"]), read.get("rate", self._rate)
-        if step == self._last:
-            return
-        found = {**more} if rate is None else {**more, LEARNING_RATE: rate}
-        seconds = 0.0 if self._since is None else time.monotonic() - self._since
-        if self._seen and seconds > 0:
-            found[EXAMPLES_PER_SECOND] = self._seen / seconds
-            self._since, self._seen = time.monotonic(), 0
-        values = [tf1.Summary.Value(tag=tag, simple_value=one) for tag, one in found.items()]
-        self._writer.add_summary(tf1.Summary(value=values), step)
-        self._last = step
-
-
 def savers(
-    spec: estimator.EstimatorSpec,
-    config: estimator.RunConfig,
-    every_steps: int | None = None,
+    spec: estimator.EstimatorSpec, config: estimator.RunConfig, every_steps: int | None = None
 ) -> Sequence[tf1.train.SessionRunHook]:
     """Returns what saves checkpoints in an Estimator's place; nothing where a hook does already.
 
@@ -380,7 +252,7 @@ def savers(
 
 
 class _Timer(tf1.train.SecondOrStepTimer):
-    """Says when a checkpoint is due: at multiples of steps, wherever a run began, or by time.
+    """Says when a checkpoint is due: at multiples of some steps, wherever a run began, or by time.
 
     Args:
         seconds: Between two checkpoints; None: time does not matter.
@@ -409,9 +281,12 @@ class _Saver:
 
     def __init__(self, scaffold: tf1.train.Scaffold):
         self._scaffold = scaffold
-        self._weights = [one for one in tf1.trainable_variables() if one.dtype.is_floating]
-        self._others = [_not_finite(one) for one in self._weights]
-        self._first: Sequence[int] | None = None  # a mask may have -inf from its beginning
+        self._odd = {
+            one.op.name: _not_finite(one)
+            for one in tf1.trainable_variables()
+            if one.dtype.is_floating
+        }
+        self._first: Mapping[str, int] = {}  # a mask may have -inf from its beginning
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scaffold.saver, name)
@@ -420,10 +295,9 @@ class _Saver:
         self, session: tf1.Session, path: str, global_step: int | None = None, **options: Any
     ) -> str:
         """See `tf.compat.v1.train.Saver.save`."""
-        found = session.run(self._others)
-        self._first = self._first or found
-        numbers = zip(self._weights, self._first, found, strict=True)
-        if bad := ", ".join(one.op.name for one, first, now in numbers if now > first):
+        odd = session.run(self._odd)
+        self._first = self._first or odd
+        if bad := ", ".join(name for name, count in odd.items() if count > self._first[name]):
             raise errors.RunError(
                 f"the weights must stay finite numbers, but after step {global_step} these do not: "
                 f"{bad}. {_REMEDY}"

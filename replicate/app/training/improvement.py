@@ -1,4 +1,7 @@
-"""Which evaluation is better: early stopping, and the best checkpoint."""
+"""Which evaluation is better: early stopping, the best checkpoint, the best export.
+
+All evaluations of a run are written down, and judged anew by each run that goes on.
+"""
 
 import math
 import os
@@ -13,8 +16,7 @@ from replicate.app.runs import atomic_files, checkpoints
 from replicate.compat.tensorflow import tf
 from replicate.console import json_output
 
-FILE = "early_stopping.json"
-_RECORD = ".metrics.json"  # behind a checkpoint's path: the metrics of its evaluation
+FILE = "evaluations.json"
 
 
 def value_of(metrics: Mapping[str, Any], name: str, key: str) -> float:
@@ -51,110 +53,65 @@ def is_better(value: float, best: float, wanted: sections.Compared, min_delta: f
     return value > best + min_delta if wanted.higher_is_better else value < best - min_delta
 
 
-class EarlyStopping:
-    """All evaluations of a run, and whether they say that it is over: `train.early_stopping`.
+def note(model_dir: str, metrics: Mapping[str, Any]) -> None:
+    """Writes the metrics of an evaluation down."""
+    path = os.path.join(model_dir, FILE)
+    known = atomic_files.read_json(path)
+    numbers = {name: one for name, one in sorted(metrics.items()) if not np.ndim(one)}
+    known[str(metrics["global_step"])] = json_output.plain(numbers)
+    atomic_files.write_json(path, known)
 
-    What is written down are the values, not the verdict: so a run that goes on, be it with
-    more patience, judges all of them anew.
 
-    Args:
-        model_dir: Where the evaluations are written down.
-        wanted: What the config says.
-        start: The step that the run begins at; evaluations of later ones do not count.
+def evaluations(model_dir: str, metric: str, until: int) -> list[tuple[int, float]]:
+    """Returns the values of a metric that are written down, by rising steps up to one.
+
+    Evaluations of later steps are of a run that went on from another checkpoint.
     """
+    found = []
+    for step, metrics in atomic_files.read_json(os.path.join(model_dir, FILE)).items():
+        if step.isdecimal() and int(step) <= until and metric in metrics:
+            value = metrics[metric]
+            is_number = isinstance(value, int | float)  # null stands for what is none
+            found.append((int(step), float(value) if is_number else math.nan))
+    return sorted(found)
 
-    def __init__(self, model_dir: str, wanted: sections.EarlyStopping, start: int):
-        self._path = os.path.join(model_dir, FILE)
-        self._wanted = wanted
-        self._values: dict[int, float] = {}
-        self.read(start)
 
-    def read(self, step: int) -> None:
-        """Takes in what is written down, of evaluations up to a step."""
-        known = atomic_files.read_json(self._path)
-        if known.get("metric") == self._wanted.metric:
-            found = _pairs(known.get("evaluations"))
-            self._values.update((at, value) for at, value in found if at <= step)
-
-    @property
-    def last_step(self) -> int:
-        """The step of the newest evaluation; 0 where there was none."""
-        return max(self._values, default=0)
-
-    def take(self, metrics: Mapping[str, Any]) -> None:
-        """Takes in the metrics of an evaluation, and writes them down.
-
-        Raises:
-            RunError: If the metric that is watched is not among them.
-        """
-        value = value_of(metrics, self._wanted.metric, "train.early_stopping.metric")
-        self._values[int(metrics["global_step"])] = value if math.isfinite(value) else math.nan
-        known = [[step, json_output.plain(one)] for step, one in sorted(self._values.items())]
-        record = {"metric": self._wanted.metric, "evaluations": known}
-        atomic_files.write_json(self._path, record)
-
-    def reason(self) -> str | None:
-        """Returns why training is over; None where it is not."""
-        wanted, best, best_step, waited = self._wanted, math.nan, 0, 0
-        for step, value in sorted(self._values.items()):
-            if is_better(value, best, wanted, wanted.min_delta):
-                best, best_step, waited = value, step, 0
-            else:
-                waited += 1
-            if waited >= wanted.patience:
-                break
+def why_over(model_dir: str, wanted: sections.EarlyStopping, step: int) -> str | None:
+    """Returns why training ends early at a step; None where it does not."""
+    best, best_step, waited = math.nan, 0, 0
+    for at, value in evaluations(model_dir, wanted.metric, step):
+        if is_better(value, best, wanted, wanted.min_delta):
+            best, best_step, waited = value, at, 0
         else:
-            return None
-        evaluations = "1 evaluation" if waited == 1 else f"{waited} evaluations"
-        if math.isnan(best):
-            return f"{wanted.metric} was not a number in {evaluations}"
-        delta = f" by more than {wanted.min_delta:g}" if wanted.min_delta else ""
-        return (
-            f"{wanted.metric} has not improved on {best:.6g} (step {best_step}){delta} "
-            f"for {evaluations}"
-        )
+            waited += 1
+        if waited >= wanted.patience:
+            break
+    else:
+        return None
+    times = "1 evaluation" if waited == 1 else f"{waited} evaluations"
+    if math.isnan(best):
+        return f"{wanted.metric} was not a number in {times}"
+    delta = f" by more than {wanted.min_delta:g}" if wanted.min_delta else ""
+    return f"{wanted.metric} has not improved on {best:.6g} (step {best_step}){delta} for {times}"
 
 
-def _pairs(known: Any) -> list[tuple[int, float]]:
-    """Returns steps and values as they were written down; null stands for no number."""
-    pairs = []
-    for pair in known if isinstance(known, list) else ():
-        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int):
-            is_number = isinstance(pair[1], int | float)
-            pairs.append((pair[0], float(pair[1]) if is_number else math.nan))
-    return pairs
+def is_best(
+    model_dir: str, metrics: Mapping[str, Any], wanted: sections.Compared, key: str
+) -> bool:
+    """Tells whether an evaluation is better than all that are written down of earlier steps."""
+    value, step = value_of(metrics, wanted.metric, key), int(metrics["global_step"])
+    earlier = evaluations(model_dir, wanted.metric, step - 1)
+    return not math.isnan(value) and all(is_better(value, one, wanted) for _, one in earlier)
 
 
-def keep_best(
-    model_dir: str, checkpoint: str, metrics: Mapping[str, Any], wanted: sections.KeepBest
-) -> str | None:
-    """Keeps a checkpoint in a folder of its own, if it is the best so far: `train.keep_best`.
+def keep_best(model_dir: str, checkpoint: str) -> str:
+    """Keeps a checkpoint in a folder of its own: `train.keep_best`; returns its path there.
 
     What the folder has changes at once, when its checkpoint state is written: a run that is
-    killed in the midst of it leaves the old one or the new one, with its own metrics.
-
-    Args:
-        model_dir: Where the run is.
-        checkpoint: The path of the checkpoint that was evaluated.
-        metrics: What came out.
-        wanted: What the config says.
-
-    Returns:
-        The path of the copy; None where an earlier one is at least as good.
-
-    Raises:
-        RunError: If the metric that is compared is not among them.
+    killed in the midst of it leaves the old one or the new one.
     """
-    folder = os.path.join(model_dir, checkpoints.BEST)
-    value = value_of(metrics, wanted.metric, "train.keep_best.metric")
-    kept = checkpoints.path_in(folder)
-    best = atomic_files.read_json(kept + _RECORD).get(wanted.metric) if kept else None
-    best = float(best) if isinstance(best, int | float) else math.nan
-    if not is_better(value, best, wanted):
-        return None
-    name = os.path.basename(checkpoint)
+    folder, name = os.path.join(model_dir, checkpoints.BEST), os.path.basename(checkpoint)
     with checkpoints.writing(folder, name) as target:
-        atomic_files.write_json(target + _RECORD, json_output.plain(dict(sorted(metrics.items()))))
         for path in tf.io.gfile.glob(f"{checkpoint}.*"):
             tf.io.gfile.copy(path, target + path[len(checkpoint) :], overwrite=True)
     for other in tf.io.gfile.listdir(folder):

@@ -1,4 +1,4 @@
-"""The optimizer that a config describes: made in the model's graph, scaled, its rate read.
+"""The optimizer that a config describes: made in the model's graph, and scaled.
 
 Half precision, `train.mixed_precision`: TensorFlow rewrites graphs of version 1 as sessions begin
 to run them: on GPUs to float16, which needs a loss scale around the optimizer; on CPUs that can, to
@@ -7,14 +7,12 @@ is what `tf.compat.v1.mixed_precision.enable_mixed_precision_graph_rewrite` sets
 in place of the whole process.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from replicate import errors
 from replicate.app.config import functions, optimizer_config
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import operations
 from replicate.training import weight_decay
 
 OptimizerFn: TypeAlias = Callable[..., tf1.train.Optimizer]
@@ -23,7 +21,6 @@ OptimizerFn: TypeAlias = Callable[..., tf1.train.Optimizer]
 BFLOAT16, FLOAT16 = "bfloat16", "float16"
 _REWRITES = {FLOAT16: "auto_mixed_precision", BFLOAT16: "auto_mixed_precision_onednn_bfloat16"}
 _ON = 1  # RewriterConfig.ON
-_KEY = "train.mixed_precision"
 
 
 def optimizer_fn(described: optimizer_config.Optimizer | str | None) -> OptimizerFn | None:
@@ -42,41 +39,14 @@ def optimizer_fn(described: optimizer_config.Optimizer | str | None) -> Optimize
         rate = arguments["learning_rate"]
         if isinstance(rate, optimizer_config.Schedule):
             arguments["learning_rate"] = _scheduled(rate)
+            with tf1.name_scope(None):
+                tf1.summary.scalar("learning_rate", arguments["learning_rate"])
         if described.name == "AdagradDA":
             arguments["global_step"] = tf1.train.get_or_create_global_step()
         own = getattr(weight_decay, described.name, None)
         return (own or getattr(tf1.train, f"{described.name}Optimizer"))(**arguments)
 
     return make
-
-
-def recorded(make: OptimizerFn, into: list[tf1.train.Optimizer]) -> OptimizerFn:
-    """Returns an optimizer function that adds what it makes to a list."""
-
-    @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> tf1.train.Optimizer:
-        into.append(make(*args, **kwargs))
-        return into[-1]
-
-    return made
-
-
-def learning_rate(
-    described: optimizer_config.Optimizer | str | None, made: Sequence[tf1.train.Optimizer]
-) -> tf.Tensor | float | None:
-    """Returns the learning rate as the global step has it; None where nobody knows it.
-
-    Args:
-        described: The config's optimizer.
-        made: The optimizers that were made of it.
-    """
-    if isinstance(described, optimizer_config.Optimizer):
-        rate = described.arguments["learning_rate"]
-        if not isinstance(rate, optimizer_config.Schedule):
-            return rate
-        with tf1.name_scope("shown_learning_rate"):
-            return _scheduled(rate)
-    return next((rate for rate in map(_rate_of, made) if rate is not None), None)
 
 
 def _scheduled(rate: optimizer_config.Schedule) -> tf.Tensor:
@@ -105,64 +75,24 @@ def _decayed(rate: optimizer_config.Schedule, step: tf.Tensor) -> tf.Tensor:
     return getattr(tf1.train, rate.name)(global_step=step, **arguments)
 
 
-def _rate_of(optimizer: tf1.train.Optimizer) -> tf.Tensor | float | None:
-    """Returns an optimizer's learning rate; None where it has none.
-
-    A tensor that something else than the weights goes into, such as the input, is left alone:
-    to read it would be to take a batch away from training.
-    """
-    inner = getattr(optimizer, "_optimizer", optimizer)  # of a loss scale
-    found: Any = getattr(inner, "_learning_rate", None)
-    if found is None:
-        found = getattr(inner, "_lr", None)
-    found = found() if callable(found) else found
-    if isinstance(found, int | float) and not isinstance(found, bool):
-        return float(found)
-    if not tf.is_tensor(found) or found.graph is not tf1.get_default_graph():
-        return None
-    is_scalar = found.shape.rank == 0 and found.dtype.is_floating
-    behind = operations.executed_by([found]) if is_scalar else ()
-    takes_input = any(op.type.startswith(("Iterator", "Placeholder", "Queue")) for op in behind)
-    return found if is_scalar and not takes_input else None
-
-
 def kind_for(device_names: Sequence[str]) -> str:
     """Returns the type that towers on these devices compute in, in half precision."""
     return FLOAT16 if any("GPU" in name for name in device_names) else BFLOAT16
 
 
-def set_rewrite(session_config: tf1.ConfigProto, kind: str) -> None:
+def halved(make: OptimizerFn, session_config: tf1.ConfigProto, kind: str) -> OptimizerFn:
     """Has sessions with this config rewrite their graphs to half precision.
 
-    Raises:
-        RunError: If this TensorFlow cannot.
-    """
-    options = session_config.graph_options.rewrite_options
-    name = _REWRITES[kind]
-    if name not in options.DESCRIPTOR.fields_by_name:
-        raise errors.RunError(
-            f"{_KEY}: must be false with this TensorFlow, which has no rewrite to {kind} "
-            f"({name} in its RewriterConfig). Remove it, or take another TensorFlow."
-        )
-    setattr(options, name, _ON)
-
-
-def scaled(make: OptimizerFn | None, kind: str) -> OptimizerFn:
-    """Returns an optimizer function whose optimizer keeps small gradients from vanishing.
-
     Args:
-        make: The config's.
-        kind: What is computed in; bfloat16 needs no loss scale.
+        make: The config's optimizer function.
+        session_config: Of the sessions.
+        kind: What is computed in.
 
-    Raises:
-        RunError: If the config has no optimizer, or, when it is made, it has a loss scale.
+    Returns:
+        An optimizer function whose optimizer keeps small gradients from vanishing: with a loss
+        scale, which bfloat16 does not need.
     """
-    if make is None:
-        raise errors.RunError(
-            f"{_KEY}: must be false where model_fn has an optimizer of its own, which only "
-            "model_fn itself can give a loss scale. Name the optimizer in the config, or scale "
-            "the loss in model_fn."
-        )
+    setattr(session_config.graph_options.rewrite_options, _REWRITES[kind], _ON)
     if kind != FLOAT16:
         return make
 
@@ -170,7 +100,8 @@ def scaled(make: OptimizerFn | None, kind: str) -> OptimizerFn:
         made = functions.call_with_named(make, {"params": params}, "optimizer")
         if isinstance(made, tf1.mixed_precision.MixedPrecisionLossScaleOptimizer):
             raise errors.RunError(
-                f"{_KEY}: must be false where the optimizer has a loss scale already. Remove one."
+                "train.mixed_precision: must be false where the optimizer has a loss scale "
+                "already. Remove one."
             )
         return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(made, "dynamic")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from replicate import estimator
 from replicate.app.config import sections
 from replicate.app.data import reading, section_inputs
-from replicate.app.runs import checkpoints, records
+from replicate.app.runs import records
 from replicate.app.training import exports, hooks, improvement, running
 from replicate.compat.tensorflow import tf
 from replicate.console import json_output
@@ -42,9 +42,8 @@ def evaluate(
     try:
         hook = hooks.EvaluationHook(shown, run.stop)
         with reading.naming(run.settings, "eval", checkpoint):
-            counted = hook.counting(input_fn) if steps is None else input_fn
             found = made.evaluate(
-                counted, steps=steps, hooks=[hook], checkpoint_path=checkpoint, name=curve
+                input_fn, steps=steps, hooks=[hook], checkpoint_path=checkpoint, name=curve
             )
         if not hook.done:
             raise reading.without_rows(run.settings, "eval")
@@ -58,13 +57,11 @@ class Outcomes:
 
     Args:
         run: The run.
-        goal: Where its training ends.
         made: Its Estimator.
     """
 
-    def __init__(self, run: running.Run, goal: running.Goal, made: estimator.Estimator):
+    def __init__(self, run: running.Run, made: estimator.Estimator):
         self._run = run
-        self._goal = goal
         self._estimator = made
         self._latest: Metrics = {}  # of the last evaluation
         self._input_fn = self._exports = None
@@ -72,6 +69,29 @@ class Outcomes:
             self._input_fn = section_inputs.input_fn(run.settings, "eval")
         if run.settings.export is not None:
             self._exports = exports.Exports(run.settings, made)
+
+    def evaluate(self, checkpoint: str) -> None:
+        """Evaluates a checkpoint if the config wants that, and shows its metrics in a line.
+
+        NOTE: the evaluation is written down last, so that one that was cut off is made up for.
+        """
+        if self._input_fn is None:
+            return
+        model_dir, say = self._run.model_dir, self._run.display.say
+        found = evaluate(self._run, self._estimator, self._input_fn, checkpoint)
+        say(f"evaluated at step {found[json_output.STEP]}: {json_output.summary_line(found)}")
+        self._latest = found
+        train = self._run.settings.section(sections.Train)
+        best, early = train.keep_best, train.early_stopping
+        if early is not None:
+            improvement.value_of(found, early.metric, "train.early_stopping.metric")
+        if best is not None and improvement.is_best(
+            model_dir, found, best, "train.keep_best.metric"
+        ):
+            kept = improvement.keep_best(model_dir, checkpoint)
+            say(f"best so far by {best.metric}: {kept}")
+        self._export(checkpoint, is_final=False)
+        improvement.note(model_dir, found)
 
     def finish(
         self, step: int, ended_by: str, checkpoint: str
@@ -85,42 +105,14 @@ class Outcomes:
         """
         run, path = self._run, None
         if self._latest.get(json_output.STEP) != step:
-            self.evaluate(checkpoint, is_final=True)
-        else:
-            self._export(checkpoint, is_final=True)
+            self.evaluate(checkpoint)
+        self._export(checkpoint, is_final=True)
         if self._exports is not None and run.settings.section(sections.Export).after_training:
             path = self._exports.save(checkpoint)
-        kept = records.Records(run.model_dir, run.display.say)
-        kept.write_metrics(step, self._latest, ended_by)
-        checkpoints.note_finished(run.model_dir, step)
+        records.Records(run.model_dir, run.display.say).write_metrics(step, self._latest, ended_by)
         return self._latest or None, path
 
-    def evaluate(self, checkpoint: str, is_final: bool = False) -> None:
-        """Evaluates a checkpoint if the config wants that, shows its metrics in a line; exports.
-
-        Args:
-            checkpoint: Its path.
-            is_final: Whether training is over.
-        """
-        if self._input_fn is None:
-            self._export(checkpoint, is_final)
-            return
-        say, wanted = self._run.display.say, self._run.settings.section(sections.Train).keep_best
-        found = evaluate(self._run, self._estimator, self._input_fn, checkpoint)
-        step = found.get(json_output.STEP)
-        say(f"evaluated at step {step}: {json_output.summary_line(found)}")
-        self._latest = found
-        if wanted is not None:
-            kept = improvement.keep_best(self._run.model_dir, checkpoint, found, wanted)
-            if kept is not None:
-                say(f"best so far by {wanted.metric}: {kept}")
-        if self._goal.stopping is not None:
-            self._goal.stopping.take(found)
-        if is_final or self._goal.early_reason() is None:  # else the end of training exports
-            self._export(checkpoint, is_final)
-
     def _export(self, checkpoint: str, is_final: bool) -> None:
-        """Lets exporters export a checkpoint whose metrics are the latest."""
         if self._exports is not None:
             exported = self._exports.run_exporters(checkpoint, self._latest, is_final)
             for name, path in exported.items():

@@ -48,14 +48,12 @@ class Source(NamedTuple):
         self,
         make_input: Callable[[Collection[str]], Callable[[], tf.data.Dataset]],
         keys: Sequence[str],
-        say: Callable[[str], None],
     ) -> Iterator[dict[str, Any]]:
         """Yields what the signature predicts, row by row, in the order of the input.
 
         Args:
             make_input: Returns what makes the batches that it is fed; given what it takes.
             keys: Which outputs to yield; none are named: all.
-            say: Is told what of the input is not used.
 
         Raises:
             RunError: If there is no such SavedModel or signature, or the input does not fit it.
@@ -70,13 +68,17 @@ class Source(NamedTuple):
                 )
             inputs, outputs = known[self.signature]
             require_keys(keys, outputs)
-            is_told = False
             for features in _batches(make_input(inputs)):
-                feeds, unused = self._feeds(features, inputs)
-                if unused and not is_told:
-                    say(f"{self.input}: {', '.join(unused)}: no input of the SavedModel, left out")
-                    is_told = True
+                given = features if isinstance(features, Mapping) else {inputs[0]: features}
+                missing = [name for name in inputs if name not in given]
+                if missing:
+                    raise self._fault(
+                        f"{self.signature} takes the inputs {', '.join(inputs)}; {self.input} has "
+                        f"{', '.join(sorted(given))}: {missing[0]} is missing. "
+                        + types.meant(missing[0], given, f"Add it to {self.input}.")
+                    )
                 try:
+                    feeds = {name: given[name] for name in inputs}
                     found = predictor(feeds, self.signature)
                 except (ValueError, TypeError, tf.errors.OpError) as e:
                     raise self._fault(
@@ -88,39 +90,15 @@ class Source(NamedTuple):
     def rows_of(self, outputs: Mapping[str, Any], keys: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yields one dict for each row of a batch of outputs; see `rows`."""
         chosen = {name: outputs[name] for name in keys or outputs}
-        counts = {name: len(one) if np.ndim(one) else None for name, one in chosen.items()}
-        if None in counts.values() or len(set(counts.values())) > 1:
-            found = ", ".join(
-                f"{name} has {'no rows' if count is None else count}"
-                for name, count in counts.items()
-            )
+        counts = {name: len(one) if np.ndim(one) else "no rows" for name, one in chosen.items()}
+        if "no rows" in counts.values() or len(set(counts.values())) > 1:
+            found = ", ".join(f"{name} has {count}" for name, count in counts.items())
             raise self._fault(
                 f"all outputs of {self.signature} must have a row for each row of the input; "
                 f"{found}. Choose those that do with predict.keys."
             )
         for row in zip(*chosen.values(), strict=True):
             yield dict(zip(chosen, row, strict=True))
-
-    def _feeds(self, features: Any, inputs: Sequence[str]) -> tuple[dict[str, Any], Sequence[str]]:
-        """Returns input -> array, and the features that are no input."""
-        takes = f"{self.signature} takes the inputs {', '.join(inputs)}"
-        if not isinstance(features, Mapping):
-            if len(inputs) != 1:
-                raise self._fault(
-                    f"{takes}, but {self.input} gives a single tensor without a name. "
-                    "Give the features names."
-                )
-            return {inputs[0]: features}, ()
-        unused = [name for name in features if name not in inputs]
-        missing = next((name for name in inputs if name not in features), None)
-        if missing is not None:
-            near = types.nearest(missing, unused)
-            then = f"Is it what {self.input} calls {near}?" if near else f"Add it to {self.input}."
-            raise self._fault(
-                f"{takes}; {self.input} has {', '.join(sorted(features))}: {missing} is missing. "
-                f"{then}"
-            )
-        return {name: features[name] for name in inputs}, unused
 
     def _fault(self, text: str) -> errors.RunError:
         return errors.RunError(f"--saved-model {self.path}: {text}")

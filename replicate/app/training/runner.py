@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from replicate import errors, verification
-from replicate.app.cluster import tasks
 from replicate.app.config import config, sections
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import averaging, checkpoints, folders, fresh_starts
 from replicate.app.training import (
+    device_choice,
     estimators,
     exports,
     features_read,
@@ -33,7 +33,7 @@ def train(
 ) -> trainings.Trained:
     """Trains to its end, from the last checkpoint if there is one.
 
-    In a cluster (`TF_CONFIG`) this process has a part of that; see `tasks`.
+    In a cluster (`TF_CONFIG`) this process has a part of that; see `trainings`.
 
     Args:
         settings: The config.
@@ -47,23 +47,15 @@ def train(
         RunError: If another process trains in the same directory, or nothing may be deleted.
         ConfigError: If `TF_CONFIG` is malformed, or the config is none for such a cluster.
     """
-    task = tasks.of(settings)
+    task = device_choice.task_of(settings)
     if may_delete is not None and task.size > 1:
         raise errors.ConfigError(
             "--fresh: must not be given to one of several workers, for the others do not wait "
             f"until all is deleted. Remove {settings.model_dir}, or choose another --model-dir."
         )
     run = running.Run(settings, display, interrupts.StopRequest(), task, command)
-    if task.own.job == "ps":
-        display.say(f"{settings.name}: {task.name}, keeps variables until it is ended")
-        display.state("serves")
-        # A server has nothing to save; to take it down in order may fail while others are there.
-        with interrupts.at_once():
-            membership.serve(task)
-    if task.own.job == "evaluator":
-        return _reading(run, trainings.evaluate_new)
-    if not task.is_chief:
-        return _reading(run, trainings.follow)
+    if task.own.job in ("evaluator", "ps") or not task.is_chief:
+        return _beside_chief(run)
     with (
         folders.made(run.model_dir, "model_dir"),
         checkpoints.naming_full_disk(run.model_dir),
@@ -83,20 +75,25 @@ def train(
                     ) from e
 
 
-def _reading(
-    run: running.Run, part: Callable[[running.Run], trainings.Trained]
-) -> trainings.Trained:
-    """Does the part of a task that only reads checkpoints; the chief goes back from a damaged one.
+def _beside_chief(run: running.Run) -> trainings.Trained:
+    """Does the part of a task that is no chief's; the chief goes back from damaged checkpoints.
 
     Raises:
         ClusterError: If one cannot be read.
     """
+    settings, task = run.settings, run.task
+    if task.own.job == "ps":
+        run.display.say(f"{settings.name}: {task.name}, keeps variables until it is ended")
+        # A server has nothing to save; to take it down in order may fail while others are there.
+        with interrupts.at_once():
+            membership.serve(task)
+    part = trainings.evaluate_new if task.own.job == "evaluator" else trainings.follow
     try:
         return part(run)
     except checkpoints.Unreadable as e:
         raise errors.ClusterError(
             f"model_dir: all tasks must be able to read {e.path or run.model_dir}, but "
-            f"{run.task.name} cannot. Look at what the chief says, then give the same command."
+            f"{task.name} cannot. Look at what the chief says, then give the same command."
         ) from e
 
 
@@ -193,9 +190,7 @@ def predict(
             _of(settings, named, restored)
             if saved_model is None
             else saved_model.rows(
-                lambda names: section_inputs.input_fn(settings, "predict", only=names),
-                keys,
-                display.say,
+                lambda names: section_inputs.input_fn(settings, "predict", only=names), keys
             )
         )
         with reading.naming(settings, "predict"):
@@ -224,7 +219,7 @@ def export(settings: config.Config, named: str | None = None) -> str:
 def average(
     settings: config.Config,
     last: int | None = None,
-    named: Sequence[str] = (),
+    named: Sequence[str] | None = None,
     output: str | None = None,
 ) -> tuple[str, list[str]]:
     """Averages the weights of checkpoints into a new one.
@@ -247,16 +242,15 @@ def average(
             f"--output: must be another folder than model_dir, got {folder}: the training there "
             "would go on from the mean. Name another one."
         )
-    if last is None:
-        paths = [checkpoints.chosen(settings.model_dir, one) for one in named]
-    else:
-        paths = list(checkpoints.all_of(settings.model_dir).values())
-        if len(paths) < last:
+    paths = [checkpoints.chosen(settings.model_dir, one) for one in named or ()]
+    if last is not None:
+        known = list(checkpoints.all_of(settings.model_dir).values())
+        if len(known) < last:
             raise errors.RunError(
                 f"--last: must be at most as many as there are checkpoints, got {last}; "
-                f"{settings.model_dir} has {len(paths)}. Keep more with train.keep_checkpoint_max."
+                f"{settings.model_dir} has {len(known)}. Keep more with train.keep_checkpoint_max."
             )
-        paths = paths[-last:]
+        paths = known[-last:]
     folders.make(folder, "--output" if output else "model_dir")
     with checkpoints.naming_full_disk(settings.model_dir):
         return averaging.average(paths, folder), paths

@@ -53,22 +53,18 @@ class Goal:
     Attributes:
         start: See the argument.
         epochs: The passes over the training data; None where they are not counted.
-        stopping: What ends it early; None where nothing does.
     """
 
     def __init__(self, run: Run, start: int):
         self.start = start
+        self._model_dir = run.model_dir
         self._wanted = wanted = run.settings.section(sections.Train)
-        limit = wanted.max_time if run.task.position == 0 else None
+        limit = wanted.max_time if run.task.position == 0 else None  # the chief's clock counts
         self._deadline = math.inf if limit is None else time.monotonic() + limit
-        self.stopping = None
-        if wanted.early_stopping is not None:
-            self.stopping = improvement.EarlyStopping(run.model_dir, wanted.early_stopping, start)
         self.epochs = None
         if wanted.epochs is not None:
-            device_choice.devices_of(
-                run.settings
-            )  # before a session can start TensorFlow's runtime
+            # Before a session can start TensorFlow's runtime.
+            device_choice.devices_of(run.settings)
             self.epochs = section_inputs.in_epochs(run.settings, wanted.epochs, start, run.task)
 
     @property
@@ -79,21 +75,13 @@ class Goal:
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether `train.max_time` has passed; the chief's clock counts."""
+        """Whether `train.max_time` has passed."""
         return time.monotonic() >= self._deadline
 
     @property
     def wanted(self) -> str:
         """What the config wants, in words that all tasks of a cluster know from the start."""
         return f"{self._wanted.steps} steps, {self._wanted.epochs} epochs"
-
-    @property
-    def more(self) -> str:
-        """The option that moves the end which the training has reached."""
-        reason = self.reason_at(self.start)
-        if reason == EARLY_STOPPING:
-            return "a larger --train.early_stopping.patience"
-        return f"more --train.{reason}"
 
     @property
     def is_reached(self) -> bool:
@@ -106,11 +94,12 @@ class Goal:
             return STEPS
         if self.end is not None and step >= self.end:
             return EPOCHS
-        return EARLY_STOPPING if self.early_reason() is not None else None
+        return EARLY_STOPPING if self.early_reason(step) is not None else None
 
-    def early_reason(self) -> str | None:
-        """Returns why evaluations end it, in a sentence; None where they do not."""
-        return None if self.stopping is None else self.stopping.reason()
+    def early_reason(self, step: int) -> str | None:
+        """Returns why evaluations end it at a step, in a sentence; None where they do not."""
+        wanted = self._wanted.early_stopping
+        return None if wanted is None else improvement.why_over(self._model_dir, wanted, step)
 
     def text(self, unit: str = "") -> str:
         """Returns where it ends, for people: `to 12`; with a unit `to step 12`."""

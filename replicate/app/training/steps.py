@@ -12,7 +12,6 @@ from replicate.app.training import (
     estimators,
     hooks,
     numerics,
-    optimizers,
     running,
 )
 from replicate.compat.tensorflow import tf, tf1
@@ -45,23 +44,19 @@ class Steps:
             "train", goal.end, start=goal.start, every=wanted.log_every_steps
         )
         self._rows: tf.Tensor | int = 0  # of a batch, once the graph is built
-        self._progress = hooks.TrainingHook(self._shown, goal.start, lambda: self._rows)
-        self._summaries = hooks.SummaryHook(
-            run.model_dir,
-            wanted.save_summary_steps,
+        self._progress = hooks.TrainingHook(
+            self._shown,
+            goal.start,
             lambda: self._rows,
-            lambda: optimizers.learning_rate(settings.optimizer, self._optimizers),
+            self._is_to_end,
+            run.model_dir if task.is_chief else None,
         )
+        self._workers: collectives.Workers = collectives.ALONE
         self._own_hooks: Sequence[tf1.train.SessionRunHook] = ()
-        self._optimizers: list[tf1.train.Optimizer] = []
         # NOTE: a chief with servers tells them that it ends, and not that it is asked to stop.
         is_stopping = self._is_to_end if task.is_together else lambda: run.stop.requested
         self._strategy = device_choice.strategy_of(settings, task, goal.start, is_stopping)
-        self._ending = hooks.StopHook(self._is_to_end, self._workers)
         described = estimators.describe(settings, task, self._strategy)
-        if described.optimizer_fn is not None:
-            make = optimizers.recorded(described.optimizer_fn, self._optimizers)
-            described = described._replace(optimizer_fn=make)
         self.estimator = estimators.build(described, self._saved_once)
         # Now, so that what is wrong with it is told ahead of what follows training.
         self._input_fn = None if goal.is_reached else self._made_input_fn()
@@ -69,8 +64,8 @@ class Steps:
     @property
     def were_stopped(self) -> bool:
         """Whether they ended because somebody asked for it, here or in another worker."""
-        is_by_time = self._goal.is_out_of_time and not self._run.stop.requested
-        return self._ending.was_stopped and not is_by_time
+        was_left = self._workers.was_left and not self._goal.is_out_of_time
+        return was_left or self._run.stop.requested
 
     @property
     def ended_by(self) -> str:
@@ -81,13 +76,13 @@ class Steps:
 
     def make(
         self,
-        listeners: Sequence[tf1.train.CheckpointSaverListener] = (),
+        listener: tf1.train.CheckpointSaverListener | None = None,
         begin: Callable[[], None] = lambda: None,
     ) -> int:
         """Makes the steps; returns the step at which that ended.
 
         Args:
-            listeners: What is told of checkpoints; they are saved by the chief alone.
+            listener: What is told of checkpoints; they are saved by the chief alone.
             begin: Called once input and hooks are found right; nothing is written before.
         """
         run, settings = self._run, self._run.settings
@@ -97,16 +92,17 @@ class Steps:
             "config": self.estimator.config,
         }
         self._own_hooks = hooks.of_config(self._wanted.hooks, offered)
-        ours = [self._progress, self._ending]
-        ours += [self._summaries] if run.task.is_chief else []
-        ours.append(hooks.MeetingHook(run.display, run.task, settings.cluster.timeout))
+        ours: list[tf1.train.SessionRunHook] = [self._progress]
+        if run.task.is_together:
+            meeting = run.task.name, run.task.size, settings.cluster.timeout
+            ours.append(hooks.MeetingHook(run.display.say, *meeting))
         begin()
         with reading.naming(settings, "train"), self._others_may_be_gone():
             self.estimator.train(
                 self._input_fn,
                 hooks=[*ours, *self._own_hooks],
                 max_steps=self._goal.end,
-                saving_listeners=listeners,
+                saving_listeners=None if listener is None else [listener],
             )
         self._shown.finish()
         made = self._progress.ended_at - self._goal.start
@@ -124,10 +120,9 @@ class Steps:
     def _is_to_end(self) -> bool:
         return self._run.stop.requested or self._goal.is_out_of_time
 
-    def leave_out(self, seconds: float) -> None:
+    def pause(self) -> None:
         """Takes a time that was not spent on training out of what is shown of its speed."""
         self._shown.pause()
-        self._summaries.leave_out(seconds)
 
     def _made_input_fn(self) -> Callable[[], tf.data.Dataset]:
         settings, passes, task = self._run.settings, self._goal.epochs, self._run.task
@@ -149,9 +144,11 @@ class Steps:
         config: estimator.RunConfig,
     ) -> estimator.EstimatorSpec:
         """Returns the spec of training with hooks that check and save; takes note of the rows."""
+        if self._strategy is not None and self._run.task.is_together:
+            self._workers = self._strategy.workers
         # NOTE: features are not what workers take their steps with: to read them takes a batch.
-        workers = self._workers()
-        self._rows = hooks.rows_of(features) if workers.is_alone else workers.rows
+        alone = self._workers.is_alone
+        self._rows = hooks.rows_of(features) if alone else self._workers.rows
         settings, task = self._run.settings, self._run.task
         if settings.seed is not None and not task.servers:
             spec = self._keyed_by_step(spec)
@@ -180,12 +177,6 @@ class Steps:
             listed += f", and {more} more" if more > 0 else ""
             self._run.display.say(f"random numbers begin again, as at step 0: {listed}")
         return spec._replace(loss=replacing.moved_to(keyed.moved, spec.loss))
-
-    def _workers(self) -> collectives.Workers:
-        """Returns the workers that make the steps of the current graph."""
-        if self._strategy is None or not self._run.task.is_together:
-            return collectives.ALONE
-        return self._strategy.workers
 
     @contextlib.contextmanager
     def _others_may_be_gone(self) -> Iterator[None]:

@@ -1,7 +1,9 @@
 """The part of each task in a training, from the last checkpoint to its end.
 
-The chief, or a process that is alone, trains and does what follows; nobody else writes to
-model_dir. Another worker makes the steps. An evaluator, where there is one, does what follows.
+All workers make the steps, together. What follows from them is the chief's, or of a process that is
+alone, and nobody else writes to model_dir: the lock, the run's records, checkpoints, summaries,
+evaluations, the best checkpoint, exports. A worker that is no chief only makes steps. An evaluator,
+where there is one, takes the evaluations, and what follows from these, off the chief.
 """
 
 import functools
@@ -11,10 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from replicate import errors
-from replicate.app.config import config, files
+from replicate.app.config import config, files, sections
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import checkpoints, records
-from replicate.app.training import device_choice, estimators, outcomes, running, steps
+from replicate.app.training import (
+    device_choice,
+    estimators,
+    improvement,
+    outcomes,
+    running,
+    steps,
+)
 from replicate.compat.tensorflow import tf, tf1
 from replicate.console import interrupts, progress
 
@@ -49,71 +58,48 @@ def train(run: running.Run) -> Trained:
     """
     start = checkpoints.step_of(run.model_dir) or 0
     goal, say = running.Goal(run, start), run.display.say
-    changes = _changes(run)
-    if goal.is_reached and _is_over(run.settings, start):
-        early = goal.reason_at(start) == running.EARLY_STOPPING
-        why = f", where it stopped early ({goal.early_reason()})" if early else ""
+    kept = records.Records(run.model_dir, say)
+    changes = kept.changes(config.to_yaml(run.settings, run.model_dir))
+    if goal.is_reached and (not _left(run.settings) or kept.is_finished(start)):
+        reason, why = goal.reason_at(start), ""
+        more = f"more --train.{reason}"
+        if reason == running.EARLY_STOPPING:
+            why = f", where it stopped early ({goal.early_reason(start)})"
+            more = "a larger --train.early_stopping.patience"
         say(f"{run.model_dir} is at step {start} already{why}; nothing left to do.")
         for change in changes:
             say(f"config: {change}")
-        say(f"Train on with {goal.more}, or begin again with --fresh.")
+        say(f"Train on with {more}, or begin again with --fresh.")
         return Trained(start, False)
     say(f"{run.settings.name}: {run.text}")
     began = time.monotonic()
     try:
         with run.stop, run.display:
-            training = _Training(run, goal, changes)
-            done = training.to_its_end()
+            done, ended_by = _trained(run, goal, kept, changes)
     except interrupts.Interrupted:
         raise interrupts.Interrupted(_stopped_text(run, goal)) from None
-    _tell_end(say, goal, done.step, training.ended_by)
+    _tell_end(say, goal, done.step, ended_by)
     took = progress.clock(time.monotonic() - began)
     say(f"done at step {done.step} in {took}; checkpoints and summaries: {run.model_dir}")
     return done
-
-
-def _announce(run: running.Run, goal: running.Goal, changes: Sequence[str]) -> None:
-    """Says what begins, and what differs from the run before."""
-    say, start = run.display.say, goal.start
-    if goal.is_reached:
-        left = " and ".join(_left(run.settings))
-        are = "is" if left == "evaluation" else "are"
-        say(f"{run.model_dir} is at step {start} already; {left} {are} left.")
-    elif start:
-        say(f"continuing from step {start} in {run.model_dir}, {goal.text('step ')}")
-    else:
-        say(f"training from step 0 {goal.text()}, in {run.model_dir}")
-    for change in changes if start else ():
-        say(f"config: {change}")  # of a run that has begun
-
-
-def _changes(run: running.Run) -> list[str]:
-    """Returns in which keys the config differs from that of the run before."""
-    kept = records.Records(run.model_dir, run.display.say)
-    return kept.changes(config.to_yaml(run.settings, run.model_dir))
-
-
-def _tell_end(say: Callable[[str], None], goal: running.Goal, step: int, ended_by: str) -> None:
-    of = "" if goal.end is None else f" of {goal.end}"
-    if ended_by == running.EARLY_STOPPING:
-        say(f"stopped early at step {step}: {goal.early_reason()}.")
-    elif ended_by == running.INPUT:
-        say(f"train.input came to its end at step {step}{of}.")
-    elif ended_by == running.TIME:
-        say(f"train.max_time was over at step {step}{of}; the same command goes on from there.")
-    elif ended_by == running.HOOK:
-        say(f"a hook ended training at step {step}{of}.")
-
-
-def _is_over(settings: config.Config, step: int) -> bool:
-    """Tells whether nothing follows the last step, or it has been done."""
-    return not _left(settings) or checkpoints.is_finished(settings.model_dir, step)
 
 
 def _left(settings: config.Config) -> list[str]:
     """Returns what follows the last step."""
     wanted = {"evaluation": settings.eval, "exports": settings.export}
     return [name for name, section in wanted.items() if section is not None]
+
+
+def _tell_end(say: Callable[[str], None], goal: running.Goal, step: int, ended_by: str) -> None:
+    of = "" if goal.end is None else f" of {goal.end}"
+    if ended_by == running.EARLY_STOPPING:
+        say(f"stopped early at step {step}: {goal.early_reason(step)}.")
+    elif ended_by == running.INPUT:
+        say(f"train.input came to its end at step {step}{of}.")
+    elif ended_by == running.TIME:
+        say(f"train.max_time was over at step {step}{of}; the same command goes on from there.")
+    elif ended_by == running.HOOK:
+        say(f"a hook ended training at step {step}{of}.")
 
 
 def _stopped_text(run: running.Run, goal: running.Goal) -> str:
@@ -128,143 +114,117 @@ def _stopped_text(run: running.Run, goal: running.Goal) -> str:
     return f"stopped at step {step}; a checkpoint is saved in {model_dir}. {then}"
 
 
-class _Training:
-    """The steps, and what follows from their checkpoints; an evaluator may have this half.
-
-    Attributes:
-        ended_by: What has ended it, in a word.
-    """
-
-    def __init__(self, run: running.Run, goal: running.Goal, changes: Sequence[str]):
-        self.ended_by = ""
-        self._changes = changes
-        self._run = run
-        self._goal = goal
-        self._steps = steps.Steps(run, goal)
-        self._outcomes: outcomes.Outcomes | None = None
-        if not run.task.has_evaluator:
-            self._outcomes = outcomes.Outcomes(run, goal, self._steps.estimator)
-
-    def to_its_end(self) -> Trained:
-        """Trains, and does what follows.
-
-        Raises:
-            Interrupted: If a signal came, here or in another worker.
-        """
-        start = self._goal.start
-        was_finished = checkpoints.is_finished(self._run.model_dir, start)
-        if self._goal.is_reached:
-            self._write_down()
-            step = start
-        else:
-            step = self._train()
-        self.ended_by = self._goal.reason_at(step) or self._steps.ended_by
-        if self._steps.were_stopped:
-            raise interrupts.Interrupted
-        if step == start and self.ended_by == running.INPUT:
-            if not section_inputs.passed_over(self._run.settings, start):
-                raise reading.without_rows(self._run.settings, "train")
-            has_new_rows = any(one.startswith("train.input") for one in self._changes)
-            if start and has_new_rows:
-                raise errors.RunError(
-                    "train.input: is another one than that of the run before, and has no rows "
-                    f"behind the {start} batches that are passed over. Set repeat: true, or choose "
-                    "another model_dir."
-                )
-            if was_finished and self._outcomes is not None:  # all rows were read before
-                checkpoints.note_finished(self._run.model_dir, step)
-                return Trained(step, False)
-        if self._outcomes is not None:
-            newest = self._steps.estimator.latest_checkpoint()
-            return Trained(step, True, *self._outcomes.finish(step, self.ended_by, newest))
-        checkpoints.note_trained(self._run.model_dir, step, self._goal.wanted)
-        return Trained(step, True)
-
-    def _train(self) -> int:
-        """Makes the steps; returns the step at which that ended."""
-        goal, every = self._goal, self._run.settings.evaluated_every
-        if self._outcomes is None:
-            return self._steps.make([_Judgements(goal)], self._begin)
-        if every is None:
-            return self._steps.make(begin=self._begin)
-        evaluate = functools.partial(self._evaluate, self._outcomes)
-        # The run before may have been stopped in an evaluation, which early stopping misses.
-        if goal.stopping is not None and goal.start // every > goal.stopping.last_step // every:
-            evaluate()
-            if goal.early_reason() is not None:
-                return goal.start
-        listener = _Evaluations(every, goal, evaluate, self._run.task.size)
-        return self._steps.make([listener], self._begin)
-
-    def _begin(self) -> None:
-        checkpoints.note_begun(self._run.model_dir)
-        self._write_down()
-
-    def _write_down(self) -> None:
-        """Writes down, and says, what begins, once nothing is found wrong with it."""
-        run = self._run
-        settings, kept = run.settings, records.Records(run.model_dir, run.display.say)
-        folder = files.relative(settings.folder, run.model_dir)
-        kept.write_config(config.to_yaml(settings, run.model_dir), folder)
-        by_default = "multi_worker" if run.task.is_together else "parameter_server"
-        kept.write_run(
-            towers=device_choice.devices_of(settings),
-            strategy=settings.strategy or by_default,
-            workers=run.task.size,
-            start=self._goal.start,
-            command=run.command,
-        )
-        _announce(run, self._goal, self._changes)
-
-    def _evaluate(self, following: outcomes.Outcomes) -> None:
-        began = time.monotonic()
-        following.evaluate(self._steps.estimator.latest_checkpoint())
-        self._steps.leave_out(time.monotonic() - began)
+def _trained(
+    run: running.Run, goal: running.Goal, kept: records.Records, changes: Sequence[str]
+) -> tuple[Trained, str]:
+    """Makes the steps, and does what follows; returns what that came to, and what ended it."""
+    start, settings = goal.start, run.settings
+    training = steps.Steps(run, goal)
+    following = None
+    if not run.task.has_evaluator:
+        following = outcomes.Outcomes(run, training.estimator)
+    begin = functools.partial(_write_down, run, goal, kept, changes)
+    if goal.is_reached:
+        begin()
+        step = start
+    else:
+        listener = _Checkpoints(run, goal, training, following)
+        is_over = listener.after_save(None, start)  # the run before may have been cut off
+        step = start if is_over else training.make(listener, begin)
+    ended_by = goal.reason_at(step) or training.ended_by
+    if training.were_stopped:
+        raise interrupts.Interrupted
+    if step == start and ended_by == running.INPUT:
+        if not section_inputs.passed_over(settings, start):
+            raise reading.without_rows(settings, "train")
+        if start and any(one.startswith("train.input") for one in changes):
+            raise errors.RunError(
+                "train.input: is another one than that of the run before, and has no rows "
+                f"behind the {start} batches that are passed over. Set repeat: true, or choose "
+                "another model_dir."
+            )
+        if kept.is_finished(step) and following is not None:  # all rows were read before
+            return Trained(step, False), ended_by
+    if following is not None:
+        newest = training.estimator.latest_checkpoint()
+        return Trained(step, True, *following.finish(step, ended_by, newest)), ended_by
+    kept.note_end(step, goal.wanted)
+    return Trained(step, True), ended_by
 
 
-class _Judgements(tf1.train.CheckpointSaverListener):
-    """Looks at each checkpoint whether the evaluator's evaluations end the training."""
+def _write_down(
+    run: running.Run, goal: running.Goal, kept: records.Records, changes: Sequence[str]
+) -> None:
+    """Writes down, and says, what begins, and what differs from the run before."""
+    settings, say, start = run.settings, run.display.say, goal.start
+    folder = files.relative(settings.folder, run.model_dir)
+    kept.write_config(config.to_yaml(settings, run.model_dir), folder)
+    by_default = "multi_worker" if run.task.is_together else "parameter_server"
+    kept.write_run(
+        towers=device_choice.devices_of(settings),
+        strategy=settings.strategy or by_default,
+        workers=run.task.size,
+        start=start,
+        command=run.command,
+    )
+    if goal.is_reached:
+        left = " and ".join(_left(settings))
+        are = "is" if left == "evaluation" else "are"
+        say(f"{run.model_dir} is at step {start} already; {left} {are} left.")
+    elif start:
+        say(f"continuing from step {start} in {run.model_dir}, {goal.text('step ')}")
+    else:
+        say(f"training from step 0 {goal.text()}, in {run.model_dir}")
+    for change in changes if start else ():
+        say(f"config: {change}")  # of a run that has begun
 
-    def __init__(self, goal: running.Goal):
-        self._goal = goal
 
-    def after_save(self, session: tf1.Session, global_step_value: int) -> bool:
-        """Returns whether training is to end."""
-        if self._goal.stopping is not None:
-            self._goal.stopping.read(int(global_step_value))
-        return self._goal.early_reason() is not None
-
-
-class _Evaluations(tf1.train.CheckpointSaverListener):
-    """Evaluates at each multiple of `eval.every_steps`, where a checkpoint is saved.
+class _Checkpoints(tf1.train.CheckpointSaverListener):
+    """Evaluates at each multiple of `eval.every_steps`, and ends a training early.
 
     The last step of a training is left out: an evaluation follows it anyhow.
+
+    Args:
+        run: The run.
+        goal: Where its training ends.
+        training: The steps.
+        following: What evaluates; None: another process does.
     """
 
     def __init__(
-        self, every: int, goal: running.Goal, evaluate: Callable[[], None], num_workers: int
+        self,
+        run: running.Run,
+        goal: running.Goal,
+        training: steps.Steps,
+        following: outcomes.Outcomes | None,
     ):
-        self._every = every
+        self._run = run
         self._goal = goal
-        self._evaluate = evaluate
-        self._num_workers = num_workers
-        self._rounds: int | None = None
+        self._training = training
+        self._following = following
+        every = run.settings.evaluated_every
+        self._every = math.inf if every is None else every
+        self._rounds = goal.start // self._every
+        early = run.settings.section(sections.Train).early_stopping
+        if early is not None:  # which misses none
+            known = improvement.evaluations(run.model_dir, early.metric, goal.start)
+            self._rounds = (known[-1][0] if known else 0) // self._every
 
-    def after_save(self, session: tf1.Session, global_step_value: int) -> bool:
+    def after_save(self, session: tf1.Session | None, global_step_value: int) -> bool:
         """Returns whether training is to end."""
-        rounds = int(global_step_value) // self._every
-        is_due = self._rounds is not None and rounds > self._rounds
-        self._rounds = rounds
-        is_last = self._goal.end is not None and global_step_value >= self._goal.end
-        if not is_due or is_last:
-            return False
-        try:
-            self._evaluate()
-        except interrupts.Interrupted:
-            if self._num_workers == 1:
-                raise
-            return True  # as a session ends, so that the other workers are told
-        return self._goal.early_reason() is not None
+        step = int(global_step_value)
+        is_last = self._goal.end is not None and step >= self._goal.end
+        is_due = step // self._every > self._rounds and not is_last
+        self._rounds = max(self._rounds, step // self._every)
+        if is_due and self._following is not None:
+            try:
+                self._following.evaluate(self._training.estimator.latest_checkpoint())
+            except interrupts.Interrupted:
+                if self._run.task.size == 1:
+                    raise
+                return True  # as a session ends, so that the other workers are told
+            self._training.pause()
+        return not is_last and self._goal.early_reason(step) is not None
 
 
 def follow(run: running.Run) -> Trained:
@@ -301,61 +261,46 @@ def evaluate_new(run: running.Run) -> Trained:
     Raises:
         Interrupted: If a signal came.
     """
-    settings, display, model_dir = run.settings, run.display, run.model_dir
-    display.say(f"{settings.name}: {run.task.name} evaluates checkpoints in {model_dir}")
+    settings, say, model_dir = run.settings, run.display.say, run.model_dir
+    say(f"{settings.name}: {run.task.name} evaluates checkpoints in {model_dir}")
     start = checkpoints.step_of(model_dir) or 0
     every = settings.evaluated_every or math.inf
-    with run.stop, display:
+    kept = records.Records(model_dir, say)
+    with run.stop, run.display:
         goal = running.Goal(run, start)
-        made = estimators.build(estimators.describe(settings))
-        following = outcomes.Outcomes(run, goal, made)
+        following = outcomes.Outcomes(run, estimators.build(estimators.describe(settings)))
         rounds = start // every
-        display.state("waits")
         while not run.stop.requested:
             path = checkpoints.path_in(model_dir) or ""
             step = checkpoints.step_in(path) if path else None
-            if step is not None and is_last(run, goal, step):
-                if checkpoints.is_finished(model_dir, step):
+            if step is not None and is_last(run, goal, kept, step):
+                if kept.is_finished(step):
                     return Trained(step, False)
                 ended_by = goal.reason_at(step) or running.INPUT
                 return Trained(step, True, *following.finish(step, ended_by, path))
-            if step is not None and step // every > rounds:
-                rounds = step // every
-                _evaluate(following, path, step, display)
-            else:
+            if step is None or step // every <= rounds:
                 time.sleep(_PAUSE)
+                continue
+            rounds = step // every
+            try:
+                following.evaluate(path)
+            except (errors.RunError, tf.errors.OpError):
+                if tf.io.gfile.exists(f"{path}.index"):
+                    raise
+                say(
+                    f"the checkpoint of step {step} was deleted while it was evaluated; keep more "
+                    "with train.keep_checkpoint_max"
+                )
     raise interrupts.Interrupted("the evaluator stopped; the same command does what is left")
 
 
-def is_last(run: running.Run, goal: running.Goal, step: int) -> bool:
-    """Tells an evaluator whether a checkpoint is the training's last one.
+def is_last(run: running.Run, goal: running.Goal, kept: records.Records, step: int) -> bool:
+    """Tells an evaluator whether the checkpoint of a step is the training's last one.
 
     With parameter servers the steps of other workers go on while the chief saves: a checkpoint
     of the last step may be followed by another one, and the chief says which was the last.
-
-    Args:
-        run: The evaluator's run.
-        goal: Where the training ends.
-        step: The step of the checkpoint.
     """
     is_end = goal.end is not None and step >= goal.end
     if run.task.servers:
-        is_end = is_end and checkpoints.is_finished(run.model_dir, step)
-    return is_end or checkpoints.is_trained(run.model_dir, step, goal.wanted)
-
-
-def _evaluate(
-    following: outcomes.Outcomes, path: str, step: int, display: progress.Display
-) -> None:
-    """Evaluates a checkpoint that its chief may delete meanwhile."""
-    display.state("evaluates")
-    try:
-        following.evaluate(path)
-    except (errors.RunError, tf.errors.OpError):
-        if tf.io.gfile.exists(f"{path}.index"):
-            raise
-        display.say(
-            f"the checkpoint of step {step} was deleted while it was evaluated; keep more with "
-            "train.keep_checkpoint_max"
-        )
-    display.state("waits")
+        is_end = is_end and kept.is_finished(step)
+    return is_end or kept.has_ended(step, goal.wanted)
