@@ -62,42 +62,6 @@ def embedding(optimizer):
     return build
 
 
-def normalised(x, ids, y):
-    """The averages of a normalisation are written by UPDATE_OPS."""
-    h = dense(x, 6, "a")
-    mean, variance = tf.nn.moments(h, [0])
-    for name, value in (("moving_mean", mean), ("moving_variance", variance)):
-        average = zeros(name, [6])
-        update = tf1.assign_sub(average, (average - value) * 0.1)
-        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)
-    h = tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3)
-    loss = tf.reduce_mean((dense(h, 1, "c") - y) ** 2)
-    with tf1.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
-        return loss, tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, count())
-
-
-def averaged(x, ids, y):
-    loss = mean_loss(x, y)
-    step = tf1.train.AdamOptimizer(0.01).minimize(loss, count())
-    with tf1.control_dependencies([step]):
-        average = tf1.train.ExponentialMovingAverage(0.9, num_updates=count())
-        return loss, average.apply(tf1.trainable_variables())
-
-
-def own_assigns(x, ids, y):
-    """An optimizer that assigns by itself, as BERT's."""
-    loss, steps = mean_loss(x, y), [count().assign_add(1)]
-    found = tf1.trainable_variables()
-    gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, found), 1.0)
-    for variable, gradient in zip(found, gradients, strict=True):
-        m = zeros(f"{variable.op.name}/m", variable.shape)
-        v = zeros(f"{variable.op.name}/v", variable.shape)
-        new_m, new_v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
-        new = variable - 0.01 * (new_m / (tf.sqrt(new_v) + 1e-6) + 0.01 * variable)
-        steps += [variable.assign(new), m.assign(new_m), v.assign(new_v)]
-    return loss, tf.group(steps)
-
-
 def accumulated(x, ids, y):
     """Gradients of two batches are applied in a branch."""
     loss, optimizer = mean_loss(x, y), tf1.train.AdamOptimizer(0.01)
@@ -182,13 +146,6 @@ def looked_up_in_loop(x, ids, y):
     _, h = tf1.while_loop(lambda j, h: j < 3, turn, [tf.constant(0), x])
     loss = tf.reduce_mean((dense(h, 1, "c") - y) ** 2)
     return loss, tf1.train.GradientDescentOptimizer(0.1).minimize(loss, count())
-
-
-def scattered(x, ids, y):
-    loss, sums = mean_loss(x, y), zeros("sums", [11, 2])
-    step = tf1.train.AdamOptimizer(0.01).minimize(loss, count())
-    added = tf1.scatter_add(sums, ids[:, 0], tf.concat([y, y], 1))
-    return loss, tf.group(step, getattr(added, "op", added))
 
 
 def noisy(x, ids, y):
@@ -340,24 +297,18 @@ def drawn_by_a_function(x, ids, y):
 
 
 MODELS = {
-    "gradient_descent": trained_by(lambda: tf1.train.GradientDescentOptimizer(0.1)),
     "adam": trained_by(lambda: tf1.train.AdamOptimizer(0.01)),
-    "sparse_adagrad": embedding(lambda: tf1.train.AdagradOptimizer(0.1)),
     "sparse_adam": embedding(lambda: tf1.train.AdamOptimizer(0.1)),
     "sparse_gradient_descent": embedding(lambda: tf1.train.GradientDescentOptimizer(0.1)),
 } | {
     each.__name__: each
     for each in (
-        normalised,
-        averaged,
-        own_assigns,
         accumulated,
         scaled,
         value_of_branch,
         read_back,
         written_in_loop,
         looked_up_in_loop,
-        scattered,
         noisy,
         drawn_from_a_state,
         drawn_by_a_function,
@@ -488,7 +439,7 @@ def built_variables(built):
         return tf1.global_variables()
 
 
-@pytest.mark.parametrize("name", ["adam", "sparse_adam", "accumulated", "own_assigns"])
+@pytest.mark.parametrize("name", ["adam", "sparse_adam", "accumulated"])
 def test_writes_of_mirrored_and_other_variables_at_once_are_followed(name):
     with control_flow.of_version(1):
         built = Built(MODELS[name], 2, mirrored=tf1.trainable_variables)
