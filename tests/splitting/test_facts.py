@@ -96,7 +96,7 @@ def test_what_is_decided_for_every_number_of_rows():
 LENGTHS = {}
 
 
-def of(*inner, static_rows=None):
+def batch_of(*inner, static_rows=None):
     """Adds a function of a batch that lists tensors with their lengths."""
 
     def add(function):
@@ -106,13 +106,13 @@ def of(*inner, static_rows=None):
     return add
 
 
-@of(6)
+@batch_of(6)
 def multiples_of_the_rows(x):
     tall = tf.reshape(x, [-1, 3])  # 6·B / 3 = 2·B
     return [(x, [ROW, 6]), (tall, [ROWS_2, 3]), (tf.constant([[1.0]]), [1, 1])]
 
 
-@of(4)
+@batch_of(4)
 def what_grows_otherwise(x):
     pairs = tf.reshape(tf.matmul(x, x, transpose_b=True), [-1])  # B·B
     more = tf.concat([x, tf.zeros([1, 4])], 0)  # B + 1
@@ -121,19 +121,19 @@ def what_grows_otherwise(x):
     return [(pairs, [OPEN]), *((each, [OPEN, 4]) for each in (more, some, remainder))]
 
 
-@of(1)
+@batch_of(1)
 def an_axis_that_one_row_loses(x):
     squeezed = tf.squeeze(x)  # [B], and of one row []
     two = tf.squeeze(tf.reshape(tf.concat([x, x], 1), [-1, 1]))  # [2·B]
     return [(squeezed, None), (tf.identity(squeezed), None), (two, [ROWS_2])]
 
 
-@of(4)
+@batch_of(4)
 def more_rows_that_the_graph_wants(x):
     return [(x, [ROW, 4]), (tf.slice(x, [0, 0], [10, 4]), [10, 4])]  # fails on fewer
 
 
-@of(4)
+@batch_of(4)
 def more_rows_that_a_branch_wants(x):
     first = tf.matmul(x, x, transpose_b=True)[:, :3]  # [B, min(B, 3)]
     with control_flow.of_version(1):
@@ -145,7 +145,7 @@ def more_rows_that_a_branch_wants(x):
     return [(x, [ROW, 4]), (first, [ROW, OPEN]), (either, [ROW, OPEN])]
 
 
-@of(4)
+@batch_of(4)
 def more_rows_that_told_lengths_want(x):
     four = tf.size(x) // tf.shape(x)[0]
     told = tf.fill([tf.shape(x[:, :four])[1] - 1], 1) * [2, 3, 4]  # no importer knows it
@@ -153,7 +153,7 @@ def more_rows_that_told_lengths_want(x):
     return [(x, [ROW, 4]), (six, [OPEN, 4])]
 
 
-@of(None, 8)
+@batch_of(None, 8)
 def unknown_inner_lengths(x):
     places = tf.slice(tf.zeros([512, 8]), [0, 0], tf.stack([tf.shape(x)[1], 8]))
     found = [(x, [ROW, OPEN, 8]), (tf.reshape(x, [-1, 8]), [OPEN_ROWS, 8])]
@@ -164,14 +164,14 @@ def unknown_inner_lengths(x):
     return [*found, (tf.reshape(x + places, [-1, 8]), [OPEN_ROWS, 8])]
 
 
-@of(None)
+@batch_of(None)
 def two_unknown_lengths(x):
     y = batch(None)
     rest = tf.zeros([tf.shape(x)[0], tf.shape(x)[1] - tf.shape(y)[1] + 1])
     return [(x * y, [ROW, OPEN]), (rest, [ROW, OPEN])]  # they fit if one of them is 1, too
 
 
-@of(None)
+@batch_of(None)
 def lengths_compared_in_the_order_of_data(x):
     read = tf.identity(x)
     shape = tf.shape(read)
@@ -181,22 +181,22 @@ def lengths_compared_in_the_order_of_data(x):
     return [(reshaped, [ROW, OPEN])]
 
 
-@of(None)
+@batch_of(None)
 def a_width_that_no_guess_fits(x):
     return [(x, [ROW, OPEN]), (tf.matmul(x, tf.zeros([7, 5])), [ROW, 5])]
 
 
-@of(5)
+@batch_of(5)
 def whole_groups_of_rows(x):
     return [(tf.reshape(x, [8, -1, 5]), [8, OPEN, 5]), (x, [ROW, 5])]  # needs a multiple of 8 rows
 
 
-@of(5)
+@batch_of(5)
 def groups_that_no_inference_fits(x):
     return [(tf.reshape(x, [7, -1, 5]), [7, OPEN, 5]), (x, [ROW, 5])]
 
 
-@of(14, static_rows=7)
+@batch_of(14, static_rows=7)
 def a_static_batch(x):
     # 14 = 2·7: it may be cut.
     return [
@@ -206,12 +206,12 @@ def a_static_batch(x):
     ]
 
 
-@of(None, 3, static_rows=8)
+@batch_of(None, 3, static_rows=8)
 def a_static_batch_of_an_unknown_width(x):
     return [(x, [ROW, OPEN, 3]), (tf.reshape(x, [-1, 3]), [OPEN_ROWS, 3])]
 
 
-@of(4, 3)
+@batch_of(4, 3)
 def sums_over_time_in_a_loop(x):
     """With a `TensorArray`, and the gradient."""
     array = tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2]))
@@ -233,7 +233,7 @@ def sums_over_time_in_a_loop(x):
     ]
 
 
-@of(2)
+@batch_of(2)
 def elements_of_a_list_and_of_an_array(x):
     def filled(made, write):
         body = lambda n, held: (n + 1, write(held, n))  # noqa: E731
@@ -250,7 +250,7 @@ def elements_of_a_list_and_of_an_array(x):
     return [(stacked, [4, ROW, 2]), (array.gather([0, 2, 3]), [3, ROW, 2])]
 
 
-@of(4)
+@batch_of(4)
 def what_does_not_grow_with_the_batch(x):
     summed = tf.reduce_sum(x, tf.range(1, tf.raw_ops.Rank(input=x)))
     return [(summed, [ROW]), (tf.pad(x, tf.pad([[0, 2]], [[1, 0], [0, 0]])), [ROW, 6])]
@@ -274,7 +274,7 @@ SIZED = {
 }
 
 
-@of(4)
+@batch_of(4)
 def what_no_one_evaluates(x):
     """Inference would have to add up all entries to know how long the last ones are."""
     grown = [grow(tf.shape(x)[0]) for grow in SIZED.values()]
@@ -284,14 +284,14 @@ def what_no_one_evaluates(x):
     return [*((each, [ROW]) for each in grown), *((each, [OPEN, 3]) for each in sums)]
 
 
-@of(None)
+@batch_of(None)
 def what_is_learned_from_values(x):
     # A product of entries of which one is unknown: an importer evaluates all of them, or none.
     counts = tf.stack([tf.shape(x)[0], tf.shape(tf.unique(tf.reshape(x, [-1]))[0])[0]])
     return [(tf.tanh(tf.zeros([tf.reduce_prod(counts[:1]), 3])), [ROW, 3])]
 
 
-@of(4)
+@batch_of(4)
 def values_of_an_optional(x):
     other = batch(2, 2)
     held = tf.raw_ops.OptionalFromValue(components=[x, other])
@@ -301,7 +301,7 @@ def values_of_an_optional(x):
     return [(first, [ROW, 4]), (second, [ROW, 2, 2])]
 
 
-@of(4)
+@batch_of(4)
 def what_differs_by_turn_or_enters_a_loop(x):
     wide, size, inside = batch(2), tf.shape(x), []
 
@@ -314,7 +314,7 @@ def what_differs_by_turn_or_enters_a_loop(x):
     return list(zip(inside, ([ROW, OPEN], [OPEN, 3], [ROW, 4]), strict=True))
 
 
-@of(4)
+@batch_of(4)
 def one_of_several_elements(x):
     """What is popped is known where all that is pushed is equal."""
     kind = {"element_shape": -1, "element_dtype": tf.int32}
@@ -331,7 +331,7 @@ def one_of_several_elements(x):
     return found
 
 
-@of(2, 3)
+@batch_of(2, 3)
 def a_variable_that_grows_in_a_loop(x):
     """It keeps the lengths that no turn changes."""
     grown = tf.while_loop(
