@@ -106,33 +106,25 @@ def read_in_a_branch(features, labels):
     return v * (behind + read)
 
 
-@pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
-def test_a_step_of_dense_layers_joins_rows_losses_and_gradients(fresh_graph, strategy, rows):
-    found = joined_by(strategy, dense, rows)
+JOINED = {
     # The loss, what the summary shows, and 10 * (9 + 3) numbers of gradients.
-    assert found == [ends_of(rows), f"Add of float32 ({2 + LAYERS * 12},)"]
-
-
-@pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
-def test_elements_of_a_constant_weight_are_counted_without_the_others(fresh_graph, strategy, rows):
-    # By two ways the gradients wait for more: the number, and the denominator's own gradient.
-    found = joined_by(strategy, weighted, rows)
-    assert found == [ends_of(rows), "Add of float32 (4,)"]  # the loss, and a gradient of three
-
-
-@pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
-def test_maxima_and_the_first_ones_values_are_added_with_sums(fresh_graph, strategy, rows):
-    found = joined_by(strategy, shown, rows)
+    dense: [f"({2 + LAYERS * 12},)"],
+    # The loss, and a gradient of three: elements of a constant weight wait for nothing else.
+    weighted: ["(4,)"],
     # The loss, a gradient of three, each worker's maximum, and what is drawn.
-    assert found == [ends_of(rows), "Add of float32 (7,)"]
-
-
-def test_what_comes_behind_a_write_waits_for_reads_that_have_no_order_with_it(
-    fresh_graph, strategy
-):
-    found = joined_by(strategy, read_in_a_branch)
+    shown: ["(7,)"],
     # The sum, that of sums, and the one behind the write; otherwise the first and the last share.
-    assert found == [ends_of(None), *["Add of float32 ()"] * 3]
+    read_in_a_branch: ["()", "()", "()"],
+}
+
+
+@pytest.mark.parametrize(
+    ("make_loss", "rows"),
+    [*((each, None) for each in JOINED), *((each, 4) for each in (dense, weighted, shown))],
+)
+def test_a_step_joins_rows_and_then_sums_together(fresh_graph, strategy, make_loss, rows):
+    sums = [f"Add of float32 {shape}" for shape in JOINED[make_loss]]
+    assert joined_by(strategy, make_loss, rows) == [ends_of(rows), *sums]
 
 
 def test_a_table_takes_two_more(fresh_graph, strategy):

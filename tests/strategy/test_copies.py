@@ -51,27 +51,83 @@ def test_a_later_copys_operation_also_goes_by_the_name_of_the_first(fresh_graph,
     assert second is fresh_graph.get_operation_by_name("tower_1/v")
 
 
-def test_custom_gradient_differentiates_with_respect_to_the_variable(strategy, session):
+def start(value):
+    return {"initializer": tf1.constant_initializer(value)}
+
+
+def custom(x, w, given):
+    """Has its own gradient by the variable: 10 x for x."""
+
+    @tf.custom_gradient
+    def scaled(x):
+        def gradient(dy, variables=None):
+            given.append(variables == [w] and variables[0] is w)
+            return dy * w, [dy * x * 10.0]
+
+        return x * w, gradient
+
+    return scaled(x)
+
+
+def recomputed(x, w, given):
+    frozen = tf1.get_variable("frozen", [], **start(5.0), trainable=False)
+    given.append(True)
+    return tf.recompute_grad(lambda x: x * w * w + frozen)(x)
+
+
+def of_a_towers_own(x, w, given):
+    """A variable that each tower has is not differentiated."""
+    options = {"synchronization": tf.VariableSynchronization.ON_READ}
+    options["aggregation"] = tf.VariableAggregation.MEAN
+    mean = tf1.get_variable("mean", [], **start(4.0), **options)
+    given.append(True)
+    return tf.recompute_grad(lambda x: x * mean)(x) + 0.0 * w
+
+
+def of_a_sum_over_towers(x, w, given):
+    """What was reduced over towers leads to the variable once."""
+
+    def total(strategy, values):
+        return strategy.reduce(tf.VariableAggregation.SUM, values, "/cpu:0")
+
+    all_towers = core.get_tower_context().merge_call(total, x * w)
+
+    @tf.custom_gradient
+    def add(x):
+        def gradient(dy, variables=None):
+            given.append(variables == [w])
+            return dy, [dy * 7.0]
+
+        return x + all_towers, gradient
+
+    return add(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    # y, dy/dx and dy/dw of w = 2, where x is 1 in the first tower and 2 in the second.
+    [
+        (custom, [[2.0, 2.0, 10.0], [4.0, 2.0, 20.0]]),
+        # y = 4 x + 5, dy/dw = 2 x w.
+        (recomputed, [[9.0, 4.0, 4.0], [13.0, 4.0, 8.0]]),
+        (of_a_towers_own, [[4.0, 4.0, 0.0], [8.0, 4.0, 0.0]]),
+        # The sum is 2 + 4 = 6.
+        (of_a_sum_over_towers, [[7.0, 1.0, 7.0], [8.0, 1.0, 7.0]]),
+    ],
+)
+def test_a_gradient_of_ones_own_is_the_towers_own(strategy, session, make, expected):
     given = []
 
     def tower():
-        w = tf1.get_variable("w", [], initializer=tf1.constant_initializer(2.0))
-
-        @tf.custom_gradient
-        def scaled(x):
-            def gradient(dy, variables=None):
-                given.append(variables == [w] and variables[0] is w)
-                return dy * w, [dy * x * 10.0]
-
-            return x * w, gradient
-
+        w = tf1.get_variable("w", [], **start(2.0))
         x = tf.constant(float(tower_id() + 1))
-        y = scaled(x)
+        y = make(x, w, given)
         return tf.stack([y, *tf.gradients(y, [x, w])])
 
-    # y = 2 x, dy/dx = 2, and in place of dy/dw = x the function's own 10 x; x = 1, 2.
-    expected = [[2.0, 2.0, 10.0], [4.0, 2.0, 20.0]][: strategy.num_towers]
-    np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
+    if make is of_a_sum_over_towers and strategy.num_towers == 1:
+        expected = [[3.0, 1.0, 7.0]]  # of one tower the sum is 2
+    found = per_tower(strategy, session, tower)
+    np.testing.assert_array_equal(found, expected[: strategy.num_towers])
     assert given == [True] * strategy.num_towers
 
 
@@ -93,68 +149,6 @@ def test_custom_gradient_on_a_tape_differentiates_with_respect_to_the_variable(s
     with strategy.scope():
         found = strategy.unwrap(wrap(lambda: strategy.call_for_each_tower(tower))())
     assert [float(part) for part in found] == [10.0, 20.0][: strategy.num_towers]
-
-
-def test_recomputed_gradient_is_the_towers_own(strategy, session):
-    def tower():
-        w = tf1.get_variable("w", [], initializer=tf1.constant_initializer(3.0))
-        frozen = tf1.get_variable(
-            "frozen", [], initializer=tf1.constant_initializer(5.0), trainable=False
-        )
-        square = tf.recompute_grad(lambda x: x * w * w + frozen)
-        x = tf.constant(float(tower_id() + 1))
-        y = square(x)
-        return tf.stack([y, *tf.gradients(y, [x, w])])
-
-    # y = 9 x + 5, dy/dx = w^2 = 9, dy/dw = 2 x w = 6 x; x = 1, 2.
-    expected = [[14.0, 9.0, 6.0], [23.0, 9.0, 12.0]][: strategy.num_towers]
-    np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
-
-
-def test_tower_local_variable_in_a_custom_gradient_is_not_differentiated(strategy, session):
-    def tower():
-        mean = tf1.get_variable(
-            "mean",
-            [],
-            initializer=tf1.constant_initializer(4.0),
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.MEAN,
-        )
-        x = tf.constant(float(tower_id() + 1))
-        y = tf.recompute_grad(lambda x: x * mean)(x)
-        return tf.stack([y, *tf.gradients(y, [x])])
-
-    expected = [[4.0, 4.0], [8.0, 4.0]][: strategy.num_towers]
-    np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
-
-
-def test_what_was_reduced_over_towers_leads_to_the_variable_once(strategy, session):
-    given = []
-
-    def tower():
-        w = tf1.get_variable("w", [], initializer=tf1.constant_initializer(2.0))
-        x = tf.constant(float(tower_id() + 1))
-
-        def total(strategy, values):
-            return strategy.reduce(tf.VariableAggregation.SUM, values, "/cpu:0")
-
-        all_towers = core.get_tower_context().merge_call(total, x * w)
-
-        @tf.custom_gradient
-        def add(x):
-            def gradient(dy, variables=None):
-                given.append(variables == [w])
-                return dy, [dy * 7.0]
-
-            return x + all_towers, gradient
-
-        y = add(x)
-        return tf.stack([y, *tf.gradients(y, [x, w])])
-
-    # The sum over two towers is 2 + 4 = 6; of one tower 2. y = x + sum.
-    expected = [[7.0, 1.0, 7.0], [8.0, 1.0, 7.0]] if strategy.num_towers == 2 else [[3.0, 1.0, 7.0]]
-    np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
-    assert given == [True] * strategy.num_towers
 
 
 class Made(tf.Module):
