@@ -195,6 +195,11 @@ def test_a_quote_that_is_not_closed_swallows_no_rows_in_a_column_that_is_not_rea
     assert "d.csv:3: must be CSV" in fault_of(tmp_path, text, columns={"x": "float32"})
 
 
+def test_a_cell_may_be_long(tmp_path):
+    text = f"x,n,s,y\n1,2,{'a' * 200_000},1\n"
+    assert len(read(tmp_path, text)[0]["s"][0]) == 200_000
+
+
 def test_what_stands_behind_a_quote_is_part_of_the_cell_and_no_fault(tmp_path):
     text = 'x,n,s,y\n1,2,"a" b,1\n1,z,c,1\n'
     assert "d.csv:3: n must be int32, got 'z'" in fault_of(tmp_path, text)
@@ -243,6 +248,7 @@ def test_a_file_that_is_left_early_holds_nothing_up(run_python, tmp_path, then):
         ("x,nn,s,y\n", "Did you mean nn?"),
         ("x,n,s,n,y\n", "Rename those that are there twice."),
         ("x,n,s,y\n", "must have rows, has none"),
+        ("x,n,s,y", "must have rows, has none"),
         ("", "must have rows, has none"),
     ],
 )

@@ -185,13 +185,17 @@ def _read(path: str, source: input_config.AnyTable) -> Iterator[tuple[Columns, A
 
 def _of_csv(path: str, source: input_config.Csv) -> Iterator[tuple[Columns, Any]]:
     """See `_read`."""
-    _, first = next(texts(path, source.delimiter), (0, []))
+    rows = texts(path, source.delimiter)
+    _, first = next(rows, (0, []))
     if not first:
         return
     if "\ufffd" in "".join(first):  # which stands for bytes that are none
         raise _Fault("must be UTF-8 text. Save the file as UTF-8.", row=1)
     names = [cell.strip() for cell in first] if source.header else source.names_of(len(first))
     _require_columns(names, source, "the header")
+    with contextlib.suppress(csv.Error):  # a cell of more than 128 KiB, which pyarrow reads
+        if source.header and next(rows, None) is None:
+            return
     numbers, row, last = list(map(str, range(len(names)))), 1 + source.header, ""
     places = {name: numbers[names.index(name)] for name in source.columns}
     wanted = numbers if source.holdout is not None else sorted({*places.values(), numbers[-1]})
