@@ -2,6 +2,7 @@
 """Measures what tests must not assert on: time and memory of replicate and of its peers.
 
 scripts/benchmark.py steps --models mlp,deep --towers 2,8 --subjects ours,mirrored,loop
+scripts/benchmark.py turns --models deep --subjects ours,ours@beside --beside ../before
 scripts/benchmark.py build --models deep --towers 8,32 --subjects ours,ours:call,one
 scripts/benchmark.py all --subjects ours,ours@beside --beside ../before
 scripts/benchmark.py cluster --workers 2 --subjects ours,mirrored,one
@@ -27,6 +28,7 @@ from benchmarking import building, clusters, goals, names, processes, rounds, ta
 
 COMMANDS = {
     "steps": ("steps",),
+    "turns": ("steps",),
     "build": ("build", "first", "nodes", "memory"),
     "predict": ("predict",),
     "save": ("checkpoint", "export"),
@@ -42,7 +44,8 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, measures in COMMANDS.items():
-        command = commands.add_parser(name, help=f"measures {', '.join(measures)}")
+        told = ", in turns of 0.1 s in one process" if name == "turns" else ""
+        command = commands.add_parser(name, help=f"measures {', '.join(measures)}{told}")
         _add_choice(command, profile=name == "profile")
         _add_method(command, 1 if name == "profile" else 5)
     command = commands.add_parser("cluster", help="measures several processes on loopback")
@@ -180,7 +183,7 @@ def _measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> No
             clusters.Clusters, steps=options.steps, servers=options.ps, trace=options.trace
         )
         method = method._replace(make=make)
-    results, machine = rounds.run(_cases(options), method)
+    results, machine = rounds.run(_cases(options), method, in_turns=options.command == "turns")
     _print(options.command, results, machine)
     if options.plot:
         tables.plot(results, tuple(names.MEASURES), options.plot)

@@ -133,7 +133,7 @@ def batch_sum_onto(
 ) -> list[list[types.Gradient]]:
     """Sums N columns, each onto places of its own: on the first, and copied to the others.
 
-    In a graph all dense tensors that one device sends to another share a transfer.
+    In a graph dense tensors that one device sends to another share transfers.
 
     Args:
         columns: N lists of tensors or IndexedSlices, a tensor for each source; others are summed

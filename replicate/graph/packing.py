@@ -9,6 +9,8 @@ from replicate.graph import reductions
 
 # Between devices tensors of up to this size share a transfer: one costs more than its bytes.
 SMALL_BYTES = 1 << 16
+# An Optional holds up to so many: the time of TensorFlow's inference of shapes grows with the cube.
+_OPTIONAL_SIZE = 16
 # Between workers tensors of one dtype share a transfer, up to this many bytes of them.
 PACK_BYTES = 1 << 22
 _PIECE_BYTES = 1 << 17
@@ -121,7 +123,7 @@ class Packing:
 
 
 def sent(tensors: Sequence[tf.Tensor], source: str | None, target: str | None) -> list[tf.Tensor]:
-    """Returns tensors as one device gets them from another: in a graph, in one transfer.
+    """Returns tensors as one device gets them from another: in a graph, in few transfers.
 
     Args:
         tensors: N tensors of the source, of any dtypes and shapes.
@@ -130,11 +132,17 @@ def sent(tensors: Sequence[tf.Tensor], source: str | None, target: str | None) -
     """
     if source == target or not source or not target or len(tensors) < 2 or tf.executing_eagerly():
         return list(tensors)
-    types_, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
-    with reductions.on(source):
-        held = tf.raw_ops.OptionalFromValue(components=list(tensors))
-    with reductions.on(target):
-        return tf.raw_ops.OptionalGetValue(optional=held, output_types=types_, output_shapes=shapes)
+    found: list[tf.Tensor] = []
+    for begin in range(0, len(tensors), _OPTIONAL_SIZE):
+        held = list(tensors[begin : begin + _OPTIONAL_SIZE])
+        types_, shapes = [t.dtype for t in held], [t.shape for t in held]
+        with reductions.on(source):
+            optional = tf.raw_ops.OptionalFromValue(components=held)
+        with reductions.on(target):
+            found += tf.raw_ops.OptionalGetValue(
+                optional=optional, output_types=types_, output_shapes=shapes
+            )
+    return found
 
 
 def _end_to_end(alike: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:

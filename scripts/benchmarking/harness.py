@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarking import models, names, profiling, subjects
+from benchmarking import models, names, profiling, subjects, turns
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 
@@ -23,6 +23,9 @@ def measure(request: names.Request) -> dict:
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     warnings.simplefilter("ignore")
     devices = _devices(request.towers, request.on_cpu)
+    if "turns" in request.measures:
+        rates = turns.measure(request.graphs, _session_config(devices), request.seconds)
+        return {"turns": rates}
     model = models.MODELS[request.model]
     subject = names.parse(request.subject)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -120,6 +123,9 @@ class _Run:
         scaffold = spec.scaffold or tf1.train.Scaffold()
         creator = tf1.train.ChiefSessionCreator(scaffold, config=self._estimator._session_config)
         fetches = [spec.train_op, spec.loss]
+        if "graph" in self._measures:
+            turns.write(self._request.graphs[0], fetches)
+            return None
         with tf1.train.MonitoredSession(creator, list(worker_hooks)) as monitored:
             monitored.run(fetches)
             self.results["first"] = time.perf_counter() - self._begun

@@ -53,10 +53,11 @@ class Request(NamedTuple):
         model: One of `MODELS`.
         towers: K.
         workers: How many such processes there are.
-        measures: Some of `MEASURES` or of `OF_CLUSTERS`, or `profile`.
+        measures: Some of `MEASURES` or of `OF_CLUSTERS`, or `profile`, `graph` or `turns`.
         seconds: How long steps and predictions are timed.
         is_fed: Whether batches come from a dataset; else they are on their devices already.
         on_cpu: Whether GPUs are left alone.
+        graphs: Where the training graph is written (`graph`), or what runs in turns (`turns`).
     """
 
     subject: str
@@ -67,6 +68,7 @@ class Request(NamedTuple):
     seconds: float
     is_fed: bool
     on_cpu: bool
+    graphs: tuple[str, ...] = ()
 
 
 class Subject(NamedTuple):

@@ -1,12 +1,14 @@
 """Rounds of measurements: every case once a round, in another order each time."""
 
 import json
+import os
 import pathlib
 import random
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarking import names, processes
@@ -68,10 +70,16 @@ def cases(
     }
 
 
-def run(wanted: Cases, options: Options) -> tuple[Results, dict]:
+def run(wanted: Cases, options: Options, *, in_turns: bool = False) -> tuple[Results, dict]:
     """Measures all cases, round by round.
 
     A case that fails in a round is not measured again; its error is its result.
+
+    Args:
+        wanted: The cases.
+        options: How they are measured.
+        in_turns: Whether the subjects of one model and K take turns in one process, with each of
+            which a round begins anew. Each turn counts as a round.
 
     Returns:
         The results, and what they were measured with.
@@ -85,13 +93,18 @@ def run(wanted: Cases, options: Options) -> tuple[Results, dict]:
     results: Results = {case: [] for case in wanted}
     order = random.Random(0)
     try:
-        for number in range(options.rounds):
-            begun = time.monotonic()
-            _round(wanted, options, workers, results, order)
-            if options.file:
-                save(results, machine, options.file)
-            took = time.monotonic() - begun
-            print(f"round {number + 1} of {options.rounds}: {took:.0f} s", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            graphs = _graphs(wanted, options, workers, results, folder) if in_turns else {}
+            for number in range(options.rounds):
+                begun = time.monotonic()
+                if in_turns:
+                    _turns(graphs, options, workers[False], results)
+                else:
+                    _round(wanted, options, workers, results, order)
+                if options.file:
+                    save(results, machine, options.file)
+                took = time.monotonic() - begun
+                print(f"round {number + 1} of {options.rounds}: {took:.0f} s", file=sys.stderr)
     finally:
         for worker in workers.values():
             worker.close()
@@ -102,24 +115,64 @@ def _round(
     wanted: Cases, options: Options, workers: dict, results: Results, order: random.Random
 ) -> None:
     """Measures each case once; the subjects of one model, K and W one after the other."""
-    groups: dict = {}
-    for case in wanted:
-        groups.setdefault((case.model, case.towers, case.workers), []).append(case)
-    for group in groups.values():
+    for group in _groups(wanted):
         order.shuffle(group)
         for case in group:
-            if any("error" in result for result in results[case]):
-                continue
-            subject = names.parse(case.subject)
-            # One device does not know how many towers and workers it is compared with.
-            places = (1, 1) if subject.kind == "one" else (case.towers, case.workers)
-            taken = tuple(sorted(wanted[case]))
-            how = (options.seconds, options.is_fed, options.on_cpu)
-            request = names.Request(case.subject, case.model, *places, taken, *how)
-            result = workers[subject.is_beside].ask(request)
-            if "error" in result:
-                print(f"{' '.join(map(str, case))}: {result['error']}", file=sys.stderr)
+            if not any("error" in result for result in results[case]):
+                found = _ask(workers, case, options, tuple(sorted(wanted[case])))
+                results[case].append(found)
+
+
+def _groups(cases: Iterable[Case]) -> list[list[Case]]:
+    """Returns the cases of each model, K and W."""
+    groups: dict = {}
+    for case in cases:
+        groups.setdefault((case.model, case.towers, case.workers), []).append(case)
+    return list(groups.values())
+
+
+def _ask(
+    workers: dict, case: Case, options: Options, measures: tuple, graphs: tuple[str, ...] = ()
+) -> dict:
+    """Returns what a worker measures of a case."""
+    subject = names.parse(case.subject)
+    # One device does not know how many towers and workers it is compared with.
+    places = (1, 1) if subject.kind == "one" else (case.towers, case.workers)
+    how = (options.seconds, options.is_fed, options.on_cpu, graphs)
+    request = names.Request(case.subject, case.model, *places, measures, *how)
+    result = workers[subject.is_beside].ask(request)
+    if "error" in result:
+        print(f"{' '.join(map(str, case))}: {result['error']}", file=sys.stderr)
+    return result
+
+
+def _graphs(
+    wanted: Cases, options: Options, workers: dict, results: Results, folder: str
+) -> dict[Case, str]:
+    """Builds the training graph of each case; returns the files where they are."""
+    graphs: dict[Case, str] = {}
+    for number, case in enumerate(wanted):
+        file = os.path.join(folder, str(number))
+        result = _ask(workers, case, options, ("graph",), (file,))
+        if "error" in result:
             results[case].append(result)
+        else:
+            graphs[case] = file
+    return graphs
+
+
+def _turns(graphs: Mapping[Case, str], options: Options, worker: Any, results: Results) -> None:
+    """Lets the graphs of each model and K take turns, in a process of their own."""
+    for group in _groups(graphs):
+        files, first = tuple(graphs[case] for case in group), group[0]
+        how = (options.seconds, options.is_fed, options.on_cpu, files)
+        found = worker.ask(
+            names.Request(first.subject, first.model, first.towers, 1, ("turns",), *how)
+        )
+        if "error" in found:
+            raise SystemExit(f"{first.model}, K = {first.towers}: {found['error']}")
+        for case, rates in zip(group, found["turns"], strict=True):
+            results[case] += [{"steps": rate} for rate in rates]
 
 
 def save(results: Results, machine: dict, file: str) -> None:
