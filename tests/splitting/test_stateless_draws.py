@@ -64,6 +64,17 @@ def test_numbers_depend_on_seeds_and_step_alone(fresh_graph, kind, dtype):
     assert there[0].tobytes() == there[1].tobytes()
 
 
+def test_keys_are_none_of_the_numbers_that_tasks_of_a_cluster_must_have_alike(fresh_graph):
+    value = tf.identity(of_kind("RandomUniform", "float32", SEEDS))
+    before = {*fresh_graph.get_operations()}
+    tf1.train.get_or_create_global_step(fresh_graph)
+    before |= {*fresh_graph.get_operations()}
+    key(fresh_graph, [value])
+    added = {*fresh_graph.get_operations()} - before
+    assert "StatelessRandomUniform" in {op.type for op in added}
+    assert all(op.name.startswith("replicate_") for op in added)
+
+
 def test_numbers_are_those_of_the_distribution(fresh_graph):
     tf1.set_random_seed(3)
     uniform, normal = tf.random.uniform([10000]), tf.random.normal([10000])

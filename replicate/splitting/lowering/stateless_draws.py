@@ -135,7 +135,7 @@ class _Positions:
             op: op.get_attr("frame_name") for op in ran if op.type in kinds.ENTERS
         }
         self._conditions = {self._loop(op): op for op in ran if op.type == "LoopCond"}
-        with replacing.written("random_step", graph, step.device):
+        with replacing.written("replicate_draws", graph, step.device):
             read = tf.cast(step.read_value(), tf.int64)
         behind = operations.executed_by([read])
         for holder in [op for op in behind if not op.inputs]:
@@ -158,7 +158,7 @@ class _Positions:
         with _after(outside, outside.op):  # in a branch, where the loop may not be entered
             begin = around * _constant(_SPREAD)
         context = condition._get_control_flow_context()
-        with replacing.written("random_turns", condition.graph, condition.device, context):
+        with replacing.written("replicate_draws", condition.graph, condition.device, context):
             entered = tf.raw_ops.Enter(data=begin, **frame)
             merged = tf.raw_ops.Merge(inputs=[entered, entered]).output
             turn = tf.raw_ops.Switch(data=merged, pred=condition.outputs[0]).output_true
@@ -195,7 +195,10 @@ def _after(
 ) -> Iterator[None]:
     """Makes operations in the loop or branch of one, where one of its tensors is there."""
     place = op.graph, _host(op.device), op._get_control_flow_context()
-    with replacing.written("random_numbers", *place, controls), tf.control_dependencies([tensor]):
+    with (
+        replacing.written("replicate_draws", *place, controls),
+        tf.control_dependencies([tensor]),
+    ):
         yield
 
 
