@@ -158,7 +158,9 @@ def surroundings(
             leave.enter_context(functions.importable(settings.folder))
         if options.command != "train" or options.fast_dev_run:
             leave.enter_context(_without_cluster())
-        yield leave.enter_context(json_output.alone()) if options.json else sys.stdout
+        # What a launched process tells goes straight to stdout.
+        is_alone = options.json and options.command != "launch"
+        yield leave.enter_context(json_output.alone()) if is_alone else sys.stdout
 
 
 @contextlib.contextmanager
