@@ -12,7 +12,7 @@ import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -128,7 +128,9 @@ def _line(path: str, delimiter: str | None, row: int | None) -> str:
     return ""
 
 
-def texts(path: str, delimiter: str, is_strict: bool = False) -> Iterator[tuple[int, list[str]]]:
+def texts(
+    path: str, delimiter: str, is_strict: bool = False
+) -> Generator[tuple[int, list[str]], None, None]:
     """Yields for each row of CSV the line that it begins in, and its cells, by Python's reader."""
     opened: Any = gzip.open if files.kind_of(path) == "gzip" else open
     with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -185,17 +187,19 @@ def _read(path: str, source: input_config.AnyTable) -> Iterator[tuple[Columns, A
 
 def _of_csv(path: str, source: input_config.Csv) -> Iterator[tuple[Columns, Any]]:
     """See `_read`."""
-    rows = texts(path, source.delimiter)
-    _, first = next(rows, (0, []))
+    has_rows = True
+    with contextlib.closing(texts(path, source.delimiter)) as rows:
+        _, first = next(rows, (0, []))
+        with contextlib.suppress(csv.Error):  # a cell of more than 128 KiB, which pyarrow reads
+            has_rows = not source.header or next(rows, None) is not None
     if not first:
         return
     if "\ufffd" in "".join(first):  # which stands for bytes that are none
         raise _Fault("must be UTF-8 text. Save the file as UTF-8.", row=1)
     names = [cell.strip() for cell in first] if source.header else source.names_of(len(first))
     _require_columns(names, source, "the header")
-    with contextlib.suppress(csv.Error):  # a cell of more than 128 KiB, which pyarrow reads
-        if source.header and next(rows, None) is None:
-            return
+    if not has_rows:
+        return
     numbers, row, last = list(map(str, range(len(names)))), 1 + source.header, ""
     places = {name: numbers[names.index(name)] for name in source.columns}
     wanted = numbers if source.holdout is not None else sorted({*places.values(), numbers[-1]})
