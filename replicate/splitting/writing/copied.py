@@ -11,6 +11,7 @@ mirrored variables: there copies may differ by rounding.
 """
 
 import functools
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
@@ -67,6 +68,7 @@ class Copied:
         self._devices = writer.devices
         self._later = range(1, len(writer.devices))
         self._asked: set[tuple[tf.Operation, int]] = set()
+        self._reads: dict[tuple[Hashable, ...], tf.Operation] = {}
         self._definitions: dict[tf.Operation, tuple[Attributes, Shapes]] = {}  # shared by copies
         self.holders: Holders = {op: self._hold(op) for op in self._mirrored.handles}
         self._touching = self._find_touching()
@@ -98,7 +100,14 @@ class Copied:
         return output(self._want(tensor.op, k), tensor.value_index)
 
     def _want(self, op: tf.Operation, k: int) -> str:
-        """Has an operation copied to a later device; returns the copy's name."""
+        """Has an operation copied to a later device; returns the copy's name.
+
+        A device reads a copy of a variable once for all reads that wait for the same.
+        """
+        if op.type in kinds.READS_OF_VALUES:
+            place = op._get_control_flow_context()
+            key = (op.type, op.inputs[0].ref(), place, frozenset(op.control_inputs))
+            op = self._reads.setdefault(key, op)
         if (op, k) not in self._asked:
             self._asked.add((op, k))
             self._writer.later(functools.partial(self._copy, k=k), op)
