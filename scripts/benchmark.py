@@ -37,15 +37,15 @@ COMMANDS = {
 }
 
 
-def main() -> None:
-    """Runs the command."""
+def _parser() -> argparse.ArgumentParser:
+    """Returns what reads the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, measures in COMMANDS.items():
-        told = ", in turns of 0.1 s in one process" if name == "turns" else ""
-        command = commands.add_parser(name, help=f"measures {', '.join(measures)}{told}")
+        how = ", in turns of 0.1 s in one process" if name == "turns" else ""
+        command = commands.add_parser(name, help=f"measures {', '.join(measures)}{how}")
         _add_choice(command, profile=name == "profile")
         _add_method(command, 1 if name == "profile" else 5)
     command = commands.add_parser("cluster", help="measures several processes on loopback")
@@ -64,6 +64,12 @@ def main() -> None:
     command = commands.add_parser("show", help="tables of what --json wrote")
     command.add_argument("files", nargs="+", metavar="FILE")
     command.add_argument("--plot", metavar="FILE")
+    return parser
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = _parser()
     options = parser.parse_args()
     if options.command == "show":
         _show(options)
