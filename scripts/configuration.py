@@ -10,7 +10,7 @@ from typing import Any
 _TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(_TOP))  # the checkout, so that it also runs without being installed
 
-from replicate.app.config import catalog, config, documents, schema  # noqa: E402 - see above
+from replicate.app.config import catalog, documents, schema  # noqa: E402 - see above
 
 _HEAD = """\
 # Configuration
@@ -131,17 +131,10 @@ def _section(title: str, section: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {title}\n\n{section['description']}\n"
     yield _row(_COLUMNS)
     yield _row(["---"] * len(_COLUMNS))
-    filled_in = {}
-    if title == _TITLES["Config"]:
-        filled_in = {**config.Config.FILLED_IN, "run": "each at its own"}
-        filled_in["cluster"] = filled_in["run"]
-        yield _row([f"`{documents.EXTENDS}`", "text", "", schema.EXTENDS["description"]])
     for name, key in section["properties"].items():
-        if "default" in key and name not in section.get("required", ()):
-            default = f"`{_flow(key['default'])}`"
-        else:
-            default = filled_in.get(name, "required")
-        yield _row([f"`{name}`", _type(key), default.replace("<", "\\<"), key["description"]])
+        default = f"`{_flow(key['default'])}`" if "default" in key else "each at its own"
+        default = "required" if name in section.get("required", ()) else default
+        yield _row([f"`{name}`", _type(key), default, key["description"]])
     yield ""
 
 

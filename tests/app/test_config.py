@@ -18,12 +18,14 @@ SMALL = """
 model_fn: package.module:function
 train: {steps: 10, input: {kind: npz, file: d.npz}}
 """
+EVALUATED = SMALL + "eval: {every_steps: 1, input: 'a:b'}\n"
+LASTING = "model_fn: a:b\ntrain:\n  input: a:rows\n"
 
 
 def load(tmp_path, text, *assignments, **options):
     """Loads a config from text."""
     path = tmp_path / "c.yaml"
-    path.write_text(text)
+    path.write_bytes(text.encode())
     return config.load(str(path), assignments, **options)
 
 
@@ -34,12 +36,18 @@ def faults_of(tmp_path, text, *assignments):
     return str(caught.value).replace(f"{tmp_path}{os.sep}", "").splitlines()
 
 
+def starts(faults):
+    """Returns faults without the file and without what came."""
+    return [one.partition(", got")[0].removeprefix("c.yaml:") for one in faults]
+
+
 def test_defaults_come_with_their_role(tmp_path):
-    text = SMALL + "eval: {input: {kind: npz, file: d.npz}}\n"
-    read = load(tmp_path, text)
+    read = load(tmp_path, EVALUATED)
     assert (read.name, read.model_dir) == ("c", os.path.join("runs", "c"))
     assert (read.train.input.shuffle, read.train.input.repeat) == (True, True)
     assert (read.eval.input.shuffle, read.eval.input.repeat) == (False, False)
+    function = load(tmp_path, LASTING + "  steps: 1\n").train.input
+    assert (function.function, function.shuffle, function.repeat) == ("a:rows", False, True)
 
 
 def test_a_section_is_there_or_asked_for(tmp_path):
@@ -49,26 +57,21 @@ def test_a_section_is_there_or_asked_for(tmp_path):
         read.section(sections.Predict)
 
 
-def test_a_function_in_training_is_not_shuffled_by_itself(tmp_path):
-    read = load(tmp_path, "model_fn: a:b\ntrain: {steps: 1, input: 'a.b:c'}\n")
-    assert read.train.input.function == "a.b:c"
-    assert (read.train.input.shuffle, read.train.input.repeat) == (False, True)
-
-
 def test_paths_are_relative_to_the_config_and_model_dir_is_not(tmp_path):
     read = load(tmp_path, SMALL, "model_dir=out")
     assert read.train.input.file == str(tmp_path / "d.npz")
     assert read.model_dir == "out"
     assert load(tmp_path, SMALL, model_dir="other").model_dir == "other"
+    at_home = load(tmp_path, SMALL, "train.input.file=~/x").train.input.file
+    assert at_home == os.path.expanduser("~/x")
 
 
 @pytest.mark.parametrize("place", ["runs/a[1]", "a*b", "a?", "x\\y"])
 def test_a_model_dir_is_no_pattern(tmp_path, place):
     # TensorFlow's latest_checkpoint takes paths for patterns: [1] is found where 1 is.
-    (fault,) = faults_of(tmp_path, SMALL, f"model_dir='{place}'")
-    assert "model_dir: must be a path without * ? [ and \\, by which TensorFlow" in fault
-    (fault,) = faults_of(tmp_path, SMALL, f"name='{place}'")
-    assert "model_dir: must be a path without" in fault
+    for key in ("model_dir", "name"):
+        (fault,) = faults_of(tmp_path, SMALL, f"{key}='{place}'")
+        assert "model_dir: must be a path without * ? [ and \\, by which TensorFlow" in fault
 
 
 def test_a_model_dir_is_in_a_home_folder_that_is_known(tmp_path):
@@ -77,31 +80,22 @@ def test_a_model_dir_is_in_a_home_folder_that_is_known(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", [["tower_building=split"], ["random_numbers=one_device"], ["loss_reduction=sum"]]
-)
-def test_how_towers_are_built_is_said_or_left_open(tmp_path, given):
-    read = load(tmp_path, SMALL, *given)
-    name, _, value = given[0].partition("=")
-    assert getattr(read, name) == value
-    assert read.tower_building == (value if name == "tower_building" else None)
-    assert load(tmp_path, config.to_yaml(read)) == read
-
-
-@pytest.mark.parametrize(
     ("one", "other", "fault"),
     [
-        ("tower_building=split", "loss_reduction=mean", "tower_building: split, which computes"),
-        ("tower_building=split", "update_ops=first", "tower_building: split, which computes"),
+        ("tower_building=split", "loss_reduction=mean", "tower_building: split, which has one dev"),
+        ("tower_building=split", "update_ops=first", "tower_building: split, which has one device"),
         ("tower_building=call", "random_numbers=one_device", "tower_building: call: each tower"),
         ("loss_reduction=sum", "random_numbers=per_device", "loss_reduction: each tower draws"),
-        ("update_ops=mean", "random_numbers=one_device", "update_ops: each tower draws its own"),
+        ("update_ops=mean", "random_numbers=one_device", "update_ops: each tower draws"),
     ],
 )
 def test_what_only_the_other_way_of_building_has_is_refused(tmp_path, one, other, fault):
     (found,) = faults_of(tmp_path, SMALL, one, other)
     key = other.partition("=")[0]
     assert found.startswith(f"--set {other}: {key}: must be left out with {fault}")
-    assert found.endswith("Leave out one of them.")
+    read = load(tmp_path, SMALL, one)
+    assert getattr(read, one.partition("=")[0]) == one.partition("=")[2]
+    assert load(tmp_path, config.to_yaml(read)) == read
 
 
 def test_what_was_read_does_not_change(tmp_path):
@@ -111,265 +105,142 @@ def test_what_was_read_does_not_change(tmp_path):
             setattr(section, key, 3)
 
 
-def test_all_faults_are_reported_at_once(tmp_path):
+def test_all_faults_are_reported_at_once_in_their_order(tmp_path):
     text = (
         "modelfn: a:b\n"
         "model_fn: foo\n"
         "optimizer: {name: Momentun, momentum: 1}\n"
-        "devices: [gpu0, '/gpu:0', '/device:GPU:0']\n"
+        "devices: [gpu0, '/gpu:0']\n"
         "train:\n"
         "  stepz: 3\n"
         "  input: {kind: csv, file: x.csv, columns: {a: flaot32}, shufle: true}\n"
         "eval: {input: {kind: npz}, steps: -1}\n"
     )
     faults = faults_of(tmp_path, text, "seed=yes")
-    assert [fault.rpartition(", got")[0] or fault for fault in faults] == [
-        "c.yaml:1: modelfn: unknown key. Did you mean model_fn?",
-        "c.yaml:2: model_fn: must be a function's name as package.module:function",
-        "c.yaml:3: optimizer.name: must be one of " + ", ".join(catalog.OPTIMIZERS),
-        "c.yaml:4: devices[0]: must be a device such as /gpu:0, GPU:0 or /device:CPU:1",
-        "c.yaml:4: devices[2]: must be a device that is not listed yet",
+    assert starts(faults) == [
+        "1: modelfn: unknown key. Did you mean model_fn?",
+        "2: model_fn: must be a function's name as package.module:function",
+        "3: optimizer.name: must be one of " + ", ".join(catalog.OPTIMIZERS),
+        "4: devices[0]: must be a device such as /gpu:0, GPU:0 or /device:CPU:1",
+        "6: train.stepz: unknown key. Did you mean steps?",
+        "7: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
+        "7: train.input.shufle: unknown key. Did you mean shuffle?",
+        "8: eval.input.file: the key is required here. Add it.",
+        "8: eval.steps: must be at least 1",
         "--set seed=yes: seed: must be a whole number",
-        "c.yaml:6: train.stepz: unknown key. Did you mean steps?",
-        "c.yaml:7: train.input.shufle: unknown key. Did you mean shuffle?",
-        "c.yaml:7: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
-        "c.yaml:8: eval.input: the key file is required here. Add it.",
-        "c.yaml:8: eval.steps: must be a whole number of at least 1",
     ]
     assert faults[2].endswith("got 'Momentun'. Did you mean Momentum?")
 
 
+BROKEN = r"""
+optimizer={name: Momentum, learning_rate: 1} | optimizer.momentum: the key is required here. Add i
+optimizer={name: Adam, beta3: 1} | optimizer.beta3: unknown key. Did you mean beta2?
+optimizer={name: Adam, learning_rate: fast} | optimizer.learning_rate: must be a number or a mappi
+optimizer={name: Adagrad, learning_rate: 1, initial_accumulator_value: -1} | must be at least 0
+train.keep_checkpoint_max=2147483648 | train.keep_checkpoint_max: must be at most 2,147,483,647, g
+optimizer={learning_rate: 1} | optimizer.name: the key is required here. Add it.
+optimizer=Adamm | Did you mean Adam?
+optimizer=Adagrad | optimizer.learning_rate: the key is required here. Add it.
+optimizer={name: SGD, learning_rate: 1} | Did you mean GradientDescent?
+optimizer={name: Adam, lr: 1} | optimizer.lr: unknown key. Did you mean learning_rate?
+train.input={kind: npz, file: x, path: y} | train.input.path: unknown key. Did you mean file?
+train.input={kind: csv, file: x, columns: [age]} | train.input.columns: must be a mapping of keys
+train.input={kind: csv, file: x, columns: {a: int}} | Did you mean int32 or int64?
+train.input={kind: tfrecord, file: x, features: {a: {dtype: double}}} | Did you mean float32?
+devices=0 | devices: must be at least 1, got 0.
+devices={cpu:2} | devices.cpu:2: must be one of gpu, cpu, got 'cpu:2'. Did you mean cpu?
+run={gpu_allow_growth:true} | run.gpu_allow_growth:true: unknown key. YAML wants a space after the
+train.input={kind:npz, file: x} | train.input.kind: the key is required here. Add it.
+devices=true | devices: must be auto or a whole number or a list or a mapping of keys to values, g
+devices={cpus: 2} | devices.cpus: must be one of gpu, cpu, got 'cpus'. Did you mean cpu?
+cpus=2 | cpus: unknown key. Did you mean devices?
+model_fn=mymodels.model_fn | Did you mean mymodels:model_fn?
+train.input=my.data.rows | Did you mean my.data:rows?
+optimizer=my.sgd | Did you mean my:sgd?
+eval={input: 'a:b', metric_reductions: {m: my.max}} | Did you mean my:max?
+train.keep_best=true | train.keep_best: must be a mapping of keys to values, got True.
+optimizer={name: Adam, learning_rate: {name: cosine}} | Did you mean cosine_decay?
+optimizer={name: Adam, learning_rate: {name: cosine_decay, learning_rate: 1}} | decay_steps: the key
+devices={gpu: 0} | devices.gpu: must be at least 1, got 0.
+devices=[] | devices: must not be empty, got [].
+loss_reduction=average | Did you mean mean?
+strategy=miror | Did you mean mirrored?
+tower_building=clone | tower_building: must be one of split, call, got 'clone'.
+devices=[/device:XLA_GPU:0] | devices[0]: must be a device such as /gpu:0, GPU:0 or /device:CPU:1,
+clip_global_norm=0 | clip_global_norm: must be above 0, got 0.
+clip_global_norm=.nan | clip_global_norm: must be a finite number, got nan.
+train.input.kind=cvs | Did you mean csv?
+train.input.file="a\0b" | train.input.file: must be a text without the character 0, got 'a\x00b'
+export={assets_extra: {"a\0b": c}} | assets_extra: keys are plain words.
+train.input.rows=[3, 3] | train.input.rows: must be [start, stop] with start below stop, got [3, 3
+train.input.batch_size=0 | train.input.batch_size: must be at least 1, got 0.
+train.input.batch_size=1e30 | train.input.batch_size: must be at most 9223372036854775807, got 1e+
+train.input.shuffle=99999999999 | train.input.shuffle: must be at most 100,000,000, got 9999999999
+seed=99999999999999999999 | seed: must be at most 9223372036854775807, got 99999999999999999999.
+train.input.features=7 | train.input.features: must be a text or a list or a mapping of keys to va
+train.input=3 | train.input: must be a mapping of keys to values, got 3.
+train.input={file: x} | train.input.kind: the key is required here. Add it.
+train.save_checkpoints={} | Did you mean save_checkpoints_secs?
+eval={input: {kind: npz, file: x, repeat: true}} | eval.steps: must be set: eval.input repeats for
+predict={input: {kind: npz, file: x, repeat: true}} | predict.input: must come to an end, got repe
+eval={input: 'a.b:c', metric_reductions: {m: maxx}} | Did you mean max?
+export={exporters: [{kind: bets}]} | Did you mean best?
+export={exporters: [{name: x}]} | export.exporters[0].kind: the key is required here. Add it.
+export={exporters: [final]} | export.exporters[0]: must be a mapping of keys to values, got 'final
+export={exporters: [{kind: final, nme: a}]} | Did you mean name?
+export={exporters: [{kind: final, name: '12'}]} | must be a folder's name that is no number
+export={exporters: [{kind: final}, {kind: final}]} | export.exporters: must have different names,
+export={exporters: [{kind: latest}]} | no latest exporter without an eval section
+export={assets_extra: {../a: b}} | export.assets_extra.../a: must be named by a path within assets
+export={inputs: {x: {dtype: float, shape: [null]}}} | Did you mean float32 or float64?
+train.input={kind: csv, file: x, columns: {a: int32}, label: b} | label: must be one of columns
+train.input={kind: csv, file: x, columns: {a: int32}, defaults: {b: 1}} | be for one of columns
+train.input={kind: csv, file: x, columns: {a: int8}, defaults: {a: 1.5}} | must be int8
+train.input={kind: csv, file: x, columns: {a: float32}, defaults: {a: null}} | got None.
+train.input={kind: csv, file: x, columns: {a: string}, defaults: {a: 0010}} | must be string
+train.input={kind: csv, file: x, columns: {a: int32}, delimiter: ab} | at most 1 character
+train.input={kind: tfrecord, file: x, features: {a: {dtype: int64, default: 1.5}}} | be int64
+train.input={kind: tfrecord, file: x, features: {a: {dtype: int64}}, label: b} | one of features
+name=3 | name: must be a text, got 3.
+cluster={timeout: 1e300} | cluster.timeout: must be at most 1,000,000,000, got 1e+300.
+cluster={timeout: .nan} | cluster.timeout: must be a finite number, got nan.
+train.max_time=999999d | train.max_time: must be at most 1,000,000,000, got 86399913600.
+params=[] | params: must be a mapping of keys to values, got [].
+run={threads: 1} | run.threads: unknown key. Known: allow_soft_placement, gpu_allow_growth, inter_
+random_number=one_device | random_number: unknown key. Did you mean random_numbers?
+run={"\0csv": 1} | keys are plain words.
+train.input={kind: npz, file: x, "\0npz": 1} | keys are plain words.
+train.input={kind: npz, file: x, "[key]": 1} | train.input.[key]: unknown key. Known: batch_size,
+export={assets_extra: {"[key]": 3}} | export.assets_extra.[key]: must be a text, got 3.
+export={assets_extra: {"": a}} | export.assets_extra.: must be named by a path within assets.extra
+train.input={kind: csv, file: x, columns: {a: int32}, delimiter: "\n"} | ends no line and is no
+train.input={kind: tfrecord, file: x, features: {a: {dtype: float32, default: '1'}}} | be float32
+"""
+
+
 @pytest.mark.parametrize(
-    ("assignment", "fault"),
-    [
-        ("optimizer={name: Momentum, learning_rate: 1}", "Momentum needs the key momentum"),
-        ("optimizer={name: Adam, beta3: 1}", "optimizer.beta3: unknown key"),
-        ("optimizer={name: Adam, learning_rate: fast}", "must be a number of at least 0"),
-        (
-            "optimizer={name: Ftrl, learning_rate: 1, l1_regularization_strength: -1}",
-            "optimizer.l1_regularization_strength: must be a number of at least 0, got -1",
-        ),
-        (
-            "optimizer={name: Adagrad, learning_rate: 1, initial_accumulator_value: -1}",
-            "optimizer.initial_accumulator_value: must be a number of at least 0, got -1",
-        ),
-        ("run.intra_op_parallelism_threads=4097", "of at least 1 and at most 4096, got 4097"),
-        ("train.keep_checkpoint_max=2147483648", "of at least 0 and at most 2147483647, got 2147"),
-        ("optimizer={learning_rate: 1}", "the key name is required"),
-        ("optimizer=Adamm", "or a function's name as package.module:function, got 'Adamm'. Did y"),
-        ("optimizer=sgd", "Did you mean {name: GradientDescent, ...}?"),
-        ("optimizer=Adagrad", "Adagrad needs the key learning_rate. Add it: {name: Adagrad, learn"),
-        ("optimizer={name: SGD, learning_rate: 1}", "got 'SGD'. Did you mean GradientDescent?"),
-        ("optimizer={name: Adam, lr: 1}", "Did you mean learning_rate?"),
-        ("train.input={kind: npz, file: x, path: y}", "Did you mean file?"),
-        ("train.input={kind: csv, file: x, columns: [age]}", "columns to dtypes, as {age: float"),
-        ("train.input={kind: csv, file: x, columns: {a: int}}", "Did you mean int32 or int64?"),
-        ("train.input={kind: csv, file: x, columns: {a: double}}", "Did you mean float64 or"),
-        (
-            "train.input={kind: tfrecord, file: x, features: {a: {dtype: double}}}",
-            "got 'double'. Did you mean float32?",
-        ),
-        (
-            "train.input={kind: tfrecord, file: x, features: {a: float32}}",
-            "features.a: must be a mapping that says how it is read, as {dtype: float32}, got 'fl",
-        ),
-        (
-            "train.input={kind: tfrecord, file: x, features: [a]}",
-            "features: must be a mapping of features to how they are read, as {age: {dtype: float",
-        ),
-        ("devices=0", "devices: must be a whole number of at least 1"),
-        ("devices={cpu:2}", "got {'cpu:2': None}. YAML wants a space after the colon: cpu: 2"),
-        ("run={gpu_allow_growth:true}", "wants a space after the colon: gpu_allow_growth: true"),
-        ("train.input={kind:npz, file: x}", "YAML wants a space after the colon: kind: npz"),
-        ("devices=true", "devices: must be auto, a list of devices, how many"),
-        ("devices={cpus: 2}", "got {'cpus': 2}. Did you mean {cpu: 2}?"),
-        ("devices={GPU: 2}", "got {'GPU': 2}. Did you mean {gpu: 2}?"),
-        ("cpus=2", "cpus: unknown key. Did you mean devices?"),
-        ("model_fn=mymodels.model_fn", "Did you mean mymodels:model_fn?"),
-        ("train.input=my.data.rows", "Did you mean my.data:rows?"),
-        ("train.hooks=[my.hook]", "Did you mean my:hook?"),
-        ("optimizer=my.sgd", "Did you mean my:sgd?"),
-        ("eval={input: 'a:b', metric_reductions: {m: my.max}}", "Did you mean my:max?"),
-        ("train.keep_best=true", "must be a mapping such as {metric: accuracy}, got True."),
-        ("train.early_stopping=3", "must be a mapping such as {metric: accuracy, patience: 3}"),
-        ("optimizer={name: Adam, learning_rate: {name: cosine}}", "Did you mean cosine_decay?"),
-        (
-            "optimizer={name: Adam, learning_rate: {name: cosine_decay, learning_rate: 1}}",
-            "the schedule cosine_decay needs the key decay_steps",
-        ),
-        (
-            "optimizer={name: Adam, learning_rate: {name: piecewise_constant, "
-            "boundaries: [5, 3], values: [1, 2, 3]}}",
-            "must be rising steps",
-        ),
-        (
-            "optimizer={name: Adam, learning_rate: {name: piecewise_constant, "
-            "boundaries: [5], values: [1, 2, 3]}}",
-            "must be a list of 2 values",
-        ),
-        ("devices={gpu: 0}", "devices.gpu: must be a whole number of at least 1"),
-        ("devices={tpu: 4}", "devices: must be auto, a list of devices"),
-        ("devices=[]", "must be a list of at least 1 values"),
-        ("loss_reduction=average", "must be one of sum, mean"),
-        ("strategy=miror", "strategy: must be one of"),
-        ("strategy=multi", "strategy: must be one of parameter_server, round_robin"),
-        (
-            "tower_building=clone",
-            "tower_building: must be one of split, call, got 'clone'",
-        ),
-        ("devices=[/cpu:0, 'CPU:00']", "devices[1]: must be a device that is not listed yet"),
-        ("devices=['GPU:1', '/job:localhost/task:0/gpu:1']", "not listed yet"),
-        ("devices=[/device:XLA_GPU:0]", "devices[0]: must be a device such as /gpu:0"),
-        ("devices=['XLA_CPU:0']", "devices[0]: must be a device such as /gpu:0"),
-        ("clip_global_norm=0", "must be a number above 0"),
-        ("clip_global_norm=.nan", "must be a finite number"),
-        (f"clip_global_norm=1{'0' * 400}", "clip_global_norm: must be a finite number, got 1000"),
-        ("accumulate_steps=1.5", "must be a whole number"),
-        ("train.input.kind=cvs", "Did you mean csv?"),
-        ("train.input.file=~nouser/x.npz", "a path in a home folder that is known, got '~nouser"),
-        ('train.input.file="a\\0b"', "must be a path without the character 0, got 'a\\x00b'"),
-        ('model_dir="a\\0b"', "model_dir: must be a path without the character 0"),
-        ('export={assets_extra: {"a\\0b": c}}', "named by a path within assets.extra"),
-        ("train.input.rows=[3, 3]", "with start below stop"),
-        ("train.input.rows=[3]", "with start below stop"),
-        ("train.input.batch_size=0", "at least 1"),
-        ("train.input.batch_size=1e30", "at most 2147483647"),
-        ("train.input.shuffle=99999999999", "at most 100000000"),
-        ("seed=99999999999999999999", "at most 9223372036854775807"),
-        ("train.input.features=7", "must be an array's name"),
-        ("train.input=3", "must be a mapping with its kind, or package.module:function"),
-        ("train.input={file: x}", "the key kind is required here"),
-        ("train.save_checkpoints={}", "unknown key"),
-        ("eval={input: {kind: npz, file: x, repeat: true}}", "eval.steps: must be set"),
-        ("predict={input: {kind: npz, file: x, repeat: true}}", "must come to an end"),
-        ("predict={input: 'a.b:c', keys: []}", "at least 1"),
-        ("eval={input: 'a.b:c', metric_reductions: {m: maxx}}", "Did you mean max?"),
-        ("export={towers: two}", "must be one of one, merged"),
-        ("export={exporters: [{kind: bets}]}", "Did you mean best?"),
-        (
-            "export={exporters: [{name: x}]}",
-            "kind is required here: one of final, latest, best",
-        ),
-        ("export={exporters: [final]}", "must be a mapping with its kind"),
-        ("export={exporters: {kind: final}}", "export.exporters: must be a list"),
-        ("export={exporters: [{kind: final, exports_to_keep: 3}]}", "unknown key"),
-        ("export={exporters: [{kind: final, nme: a}]}", "Did you mean name?"),
-        ("eval={input: 'a.b:c', every_steps: 0}", "at least 1"),
-        ("export={exporters: [{kind: final, name: '12'}]}", "a folder's name that is no number"),
-        ("export={exporters: [{kind: final, name: ..}]}", "a folder's name that is no number"),
-        ("export={exporters: [{kind: final}, {kind: final}]}", "must have different names"),
-        ("export={exporters: [{kind: latest}]}", "no latest exporter without an eval section"),
-        ("export={as_text: 'yes'}", "must be true or false"),
-        ("export={assets_extra: [a]}", "must be a mapping"),
-        ("export={assets_extra: {../a: b}}", "named by a path within assets.extra"),
-        ("export={inputs: {x: {dtype: float, shape: [null]}}}", "Did you mean float"),
-        ("train.input={kind: csv, file: [], columns: {a: int32}}", "at least 1 values"),
-        (
-            "train.input={kind: csv, file: x, columns: {a: int32}, label: b}",
-            "train.input.label: must be one of columns",
-        ),
-        (
-            "train.input={kind: csv, file: x, columns: {a: int32}, defaults: {b: 1}}",
-            "must be for one of columns",
-        ),
-        (
-            "train.input={kind: csv, file: x, columns: {a: int8}, defaults: {a: 1.5}}",
-            "train.input.defaults: a must be int8 as its column is, got 1.5. Correct it.",
-        ),
-        (
-            "train.input={kind: csv, file: x, columns: {a: int8}, defaults: {a: 300}}",
-            "a must be int8 as its column is, got 300",
-        ),
-        (
-            "train.input={kind: csv, file: x, columns: {a: bool}, defaults: {a: 2}}",
-            "a must be bool as its column is, got 2",
-        ),
-        (
-            "train.input={kind: csv, file: x, columns: {a: float32}, defaults: {a: null}}",
-            "a must be float32 as its column is, got None",
-        ),
-        (
-            "train.input={kind: csv, file: x, columns: {a: string}, defaults: {a: null}}",
-            "a must be a text (in quotes) as its column is, got None",
-        ),
-        (
-            "train.input={kind: csv, file: x, columns: {a: string}, defaults: {a: 0010}}",
-            "a must be a text (in quotes) as its column is, got 8",
-        ),
-        (
-            "train.input={kind: csv, file: x, columns: {a: int32}, delimiter: ab}",
-            "a single character",
-        ),
-        *(
-            (
-                f"train.input={{kind: csv, file: x, columns: {{a: int32}}, delimiter: {one}}}",
-                "a single character in quotes, which ends no line and is no quote",
-            )
-            for one in (r'"\n"', r'"\r"', "'\"'", r'"\0"')
-        ),
-        (
-            "train.input={kind: tfrecord, file: x, features: {a: {dtype: int64, default: 1.5}}}",
-            "features.a.default: must be int64 as dtype says, got 1.5. Correct it.",
-        ),
-        (
-            'train.input={kind: tfrecord, file: x, features: {a: {dtype: float32, default: "1"}}}',
-            "must be float32 as dtype says, got '1'",
-        ),
-        (
-            "train.input={kind: tfrecord, file: x, features: {a: {dtype: string, default: 1}}}",
-            "must be string as dtype says, got 1",
-        ),
-        (
-            "train.input={kind: tfrecord, file: x, "
-            "features: {a: {dtype: int64, shape: [3], default: [1, 2]}}}",
-            "must be one value or a list of 3, as many as its shape has, got 2",
-        ),
-        (
-            "train.input={kind: tfrecord, file: x, features: {a: {dtype: int64, default: {}}}}",
-            "must be int64 as dtype says, got {}",
-        ),
-        (
-            "train.input={kind: tfrecord, file: x, features: {a: {dtype: int64}}, label: b}",
-            "must be one of features",
-        ),
-        (
-            "train.input={kind: tfrecord, file: x, features: "
-            "{a: {dtype: int64, kind: sparse, shape: [2]}}}",
-            "must be fixed to have shape",
-        ),
-        ("name=3", "must be a text"),
-        (
-            "cluster={timeout: 1e300}",
-            "cluster.timeout: must be at most 1000000000 seconds, got 1e+30",
-        ),
-        ("cluster={timeout: .inf}", "cluster.timeout: must be a finite number, got inf"),
-        ("cluster={timeout: .nan}", "cluster.timeout: must be a finite number, got nan"),
-        ("cluster={grace: 1e10}", "cluster.grace: must be at most 1000000000 seconds, got 1000"),
-        ("train.max_time=999999d", "train.max_time: must be at most 1000000000 seconds, got 86"),
-        ("train.save_checkpoints_secs=1e10", "at least 1 and at most 1000000000, got 1000"),
-        ("params=[]", "must be a mapping"),
-        ("run={threads: 1}", "run.threads: unknown key"),
-        ("random_number=one_device", "random_number: unknown key. Did you mean"),
-        ("random_numbers=one_devise", "one of one_device, per_device, got 'one_devise'. Did you"),
-        ('run={"\\0csv": 1}', "run.\0csv: unknown key"),
-        ('train.input={kind: npz, file: x, "\\0npz": 1}', "input.\0npz: unknown key"),
-        ('train.input={kind: npz, file: x, "[key]": 1}', "input.[key]: unknown key"),
-        ('export={assets_extra: {"[key]": 3}}', "assets_extra.[key]: must be a path, got 3"),
-        ('export={assets_extra: {"": a}}', "assets_extra.: must be named by a path"),
-    ],
+    ("assignment", "fault"), [row.split(" | ") for row in BROKEN.strip().splitlines()]
 )
 def test_a_broken_rule_is_named(tmp_path, assignment, fault):
-    faults = faults_of(tmp_path, SMALL, assignment)
-    assert len(faults) == 1
-    assert faults[0].startswith(f"--set {assignment.partition('=')[0]}")
-    assert fault in faults[0]
+    (found,) = faults_of(tmp_path, SMALL, assignment)
+    assert found.startswith(f"--set {assignment.partition('=')[0]}")
+    assert fault in found
 
 
-def test_a_key_like_a_unions_tag_hides_no_other(tmp_path):
-    assignment = 'train.input={kind: npz, file: x, "\\0npz": text, nam: 2}'
-    faults = faults_of(tmp_path, SMALL, assignment)
-    assert [fault.partition("unknown key")[1] for fault in faults] == ["unknown key"] * 2
-    assert "input.nam: " in faults[1]
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ("shape: [3], default: [1, 2]", "must be one value or a list of 3, as many as its shape"),
+        ("kind: sparse, shape: [2]", "kind: must be fixed to have shape or default, got 'sparse'"),
+        ("default: '1'", "default: must be int64 as dtype says, got '1'"),
+        ("default: {}", "default: must be int64 as dtype says, got {}"),
+    ],
+)
+def test_a_feature_that_does_not_fit_itself_is_named(tmp_path, keys, fault):
+    features = f"{{a: {{dtype: int64, {keys}}}}}"
+    source = f"train.input={{kind: tfrecord, file: x, features: {features}}}"
+    (found,) = faults_of(tmp_path, SMALL, source)
+    assert f"train.input.features.a.{fault}" in found.replace("default: must be one", "must be one")
 
 
 @pytest.mark.parametrize(
@@ -377,21 +248,23 @@ def test_a_key_like_a_unions_tag_hides_no_other(tmp_path):
     [
         (f"seed: 0x{'f' * 5000}", "seed: must be a value of the type int, got '0xfff"),
         (f"seed: {'9' * 5000}", "seed: must be a value of the type int, got '999"),
+        (f"clip_global_norm: 1{'0' * 400}", "clip_global_norm: must be a number, got 1000"),
         (f"params: {{a: {'[' * 70}{']' * 70}}}", "params: must be at most 64 levels deep"),
+        ('run: {"\\0csv": 1}', "run: keys are plain words"),
         (f"params: {{a: {'[' * 9000}{']' * 9000}}}", "must be at most 64 levels deep"),
-        ("predict: {input: {kind: npz, file: ~no_such_user/x}}", "predict.input.file: must be"),
     ],
 )
 def test_what_python_itself_would_refuse_is_named_by_its_line(tmp_path, line, fault):
     (found,) = faults_of(tmp_path, SMALL + line + "\n")
-    assert found.startswith(f"c.yaml:4: {fault}")
+    assert fault in found
+    assert found.startswith("c.yaml:1: " if "9000" in line else "c.yaml:")
 
 
 @pytest.mark.parametrize(
     ("assignments", "fault"),
     [
-        (["seed=1", "optimizer.name=Momentum"], "1: optimizer: the optimizer Momentum needs the"),
-        (["train.input.kind=csv", "seed=1"], "0: train.input: the key columns is required here"),
+        (["seed=1", "optimizer.name=Momentum"], "1: optimizer.momentum: the key is required here"),
+        (["train.input.kind=csv", "seed=1"], "0: train.input.columns: the key is required here"),
         (["optimizer=null", "eval.input.repeat=true"], "1: eval.steps: must be set"),
     ],
 )
@@ -408,25 +281,17 @@ def test_a_fault_that_an_assignment_brings_is_not_blamed_on_the_file(tmp_path, a
     assert any(one.startswith("c.yaml:6: model_fm: unknown key") for one in found)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "train:\n  input: &data\n    kind: npz\n    files: d.npz\neval: {input: *data}\n",
-        "train:\n  input: &data\n    kind: npz\n    files: d.npz\neval:\n  input: {<<: *data}\n",
-        "train:\n  input: &data\n    kind: npz\n    files: d.npz\n"
-        "eval:\n  input:\n    <<: *data\n    batch_size: 8\npredict: {input: *data}\n",
-    ],
-)
-def test_a_typo_behind_an_anchor_is_one_fault(tmp_path, text):
-    text = f"model_fn: a:b\n{text}".replace("train:", "train:\n  steps: 1")
-    found = faults_of(tmp_path, text)
-    assert found == ["c.yaml:6: train.input.files: unknown key. Did you mean file?"]
+@pytest.mark.parametrize("again", ["eval: {input: *data}", "eval:\n  input: {<<: *data}"])
+def test_what_is_wrong_behind_an_anchor_is_one_fault(tmp_path, again):
+    text = "model_fn: a:b\ntrain:\n  steps: 1\n  input: &data\n    kind: npz\n    files: d.npz\n"
+    expected = ["c.yaml:6: train.input.files: unknown key. Did you mean file?"]
+    assert faults_of(tmp_path, f"{text}{again}\npredict: {{input: *data}}\n") == expected
 
 
 def test_what_lacks_behind_an_anchor_is_one_fault(tmp_path):
     text = "model_fn: a:b\ntrain: {steps: 1, input: &data {kind: npz}}\neval: {input: *data}\n"
-    assert faults_of(tmp_path, text) == [
-        "c.yaml:2: train.input: the key file is required here. Add it."
+    assert starts(faults_of(tmp_path, text)) == [
+        "2: train.input.file: the key is required here. Add it."
     ]
     # Each one's own fault stays its own, and so do two equal ones in one line.
     text += "predict: {input: {<<: *data, fille: x, batch_size: 0}}\n"
@@ -435,7 +300,7 @@ def test_what_lacks_behind_an_anchor_is_one_fault(tmp_path):
     assert len(faults_of(tmp_path, SMALL + twins)) == 2
 
 
-def test_rules_between_keys_are_told_beside_wrong_keys_elsewhere(tmp_path):
+def test_rules_between_keys_are_told_once_the_keys_are_right(tmp_path):
     text = (
         "model_fn: a.b\n"
         "train:\n"
@@ -446,7 +311,7 @@ def test_rules_between_keys_are_told_beside_wrong_keys_elsewhere(tmp_path):
         "eval: {input: {kind: npz, file: x.npz, repeat: true}}\n"
     )
     found = faults_of(tmp_path, text)
-    assert [fault.partition(": must")[0].removeprefix("c.yaml:") for fault in found] == [
+    assert [one.partition(": must")[0] for one in starts(found)] == [
         "1: model_fn",
         "6: train.input.label",
         "7: eval.steps",
@@ -454,15 +319,15 @@ def test_rules_between_keys_are_told_beside_wrong_keys_elsewhere(tmp_path):
     assert found[1].endswith("must be one of columns, got 'bougt'. Did you mean bought?")
     # Those of a section, once its own keys are right; those of all sections, once all are.
     text = text.replace("a.b", "a:b").replace("bougt", "bought").replace(", repeat: true", "")
-    (fault,) = faults_of(tmp_path, text + "loss_reduction: sum\ntower_building: split\n")
+    text += "loss_reduction: sum\ntower_building: split\n"
+    (fault,) = faults_of(tmp_path, text)
     assert fault.startswith("c.yaml:5: train.save_checkpoints_secs: must be alone")
     text = text.replace("  save_checkpoints_secs: 1\n", "  early_stopping: {}\n")
     text = text.replace("  steps: 1\n", "  steps: 1\n  mixed_precision: true\n")
-    found = faults_of(tmp_path, text + "loss_reduction: sum\ntower_building: split\n")
-    assert [fault.partition(": must")[0].removeprefix("c.yaml:") for fault in found] == [
+    assert [one.partition(": must")[0] for one in starts(faults_of(tmp_path, text))] == [
+        "4: train.mixed_precision",
+        "6: train.early_stopping",
         "9: loss_reduction",
-        "2: train",
-        "2: train",
     ]
 
 
@@ -470,13 +335,11 @@ def test_rules_between_keys_are_told_beside_wrong_keys_elsewhere(tmp_path):
     "text",
     [
         "{early_stopping: {}, steps: 1, input: 'a:b'}\neval: {input: 'a:c', every_step: 5}",
-        "{early_stopping: {}, steps: 1, input: 'a:b'}\neval: {input: 'a:c', every_steps: x}",
         "{early_stopping: {}, steps: 1, input: 'a:b'}\neval: {input: 'a:c', every_steps: ${NOT}}",
         "{keep_best: {}, steps: 1, input: 'a:b'}\nevl: {input: 'a:c'}",
         "{steps: 1, input: {kind: csv, file: x, columns: {a: flaot32}, label: a}}",
         "{steps: 1, input: {kind: csv, file: x, columns: {}, label: a}}",
         "{steps: 1, input: {kind: csv, file: x, columns: [a], label: b}}",
-        "{steps: 1, input: {kind: csv, file: x, columns: {a: flaot32}, defaults: {a: true}}}",
         "{steps: 1, input: {kind: '${NOT}', file: x}}",
         "{steps: 1, input: {kind: csv, fil: x, columns: {a: int8}}}\n"
         "eval: {input: {kind: csv, file: x, columns: {a: int8}, holdout: 0.1}}",
@@ -484,7 +347,8 @@ def test_rules_between_keys_are_told_beside_wrong_keys_elsewhere(tmp_path):
 )
 def test_rules_about_keys_that_are_wrong_are_not_told(tmp_path, text):
     (fault,) = faults_of(tmp_path, f"model_fn: a:b\ntrain: {text}\n")
-    assert "must have" not in fault
+    assert "must have the" not in fault
+    assert "must come" not in fault
 
 
 def test_all_wrong_items_of_lists_and_mappings_are_told(tmp_path):
@@ -498,25 +362,21 @@ def test_all_wrong_items_of_lists_and_mappings_are_told(tmp_path):
         "  input: {kind: tfrecord, file: a.csv, features: {x: {dtype: foat32}}}\n"
         "export:\n"
         "  exporters: [{kind: best, metrik: a}, {kind: bst}, {kind: best, exports_to_keep: 0}]\n"
-        "  inputs: {x: {dtype: foat32}}\n"
     )
-    found = faults_of(tmp_path, text)
-    assert [fault.partition(", got")[0].removeprefix("c.yaml:") for fault in found] == [
-        "3: optimizer.learning_rate.boundaries[1]: must be a whole number of at least 0",
-        "4: train.input.file[1]: must be a path",
+    assert starts(faults_of(tmp_path, text)) == [
+        "3: optimizer.learning_rate.boundaries[1]: must be a whole number",
+        "4: train.input.file[1]: must be a text",
         "4: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
         "6: eval.input.features.x.dtype: must be one of float32, int64, string",
         "8: export.exporters[0].metrik: unknown key. Did you mean metric?",
         "8: export.exporters[1].kind: must be one of final, latest, best",
-        "8: export.exporters[2].exports_to_keep: must be a whole number of at least 1",
-        "9: export.inputs.x.dtype: must be one of " + ", ".join(catalog.DTYPES),
+        "8: export.exporters[2].exports_to_keep: must be at least 1",
     ]
     table = "kind: csv, file: x, columns: {b: int8, c: int8}, label: y, defaults: {b: x, c: z}"
-    found = faults_of(tmp_path, f"model_fn: a:b\npredict: {{input: {{{table}}}}}\n")
-    assert [fault.partition(", got")[0].removeprefix("c.yaml:") for fault in found] == [
+    assert starts(faults_of(tmp_path, f"model_fn: a:b\npredict: {{input: {{{table}}}}}\n")) == [
         "2: predict.input.label: must be one of columns",
-        "2: predict.input.defaults: b must be int8 as its column is",
-        "2: predict.input.defaults: c must be int8 as its column is",
+        "2: predict.input.defaults.b: must be int8 as its column is",
+        "2: predict.input.defaults.c: must be int8 as its column is",
     ]
 
 
@@ -525,17 +385,13 @@ def test_all_wrong_items_of_lists_and_mappings_are_told(tmp_path):
     [
         ("model_fn: a:b\ntrain: {epoch: 1, input: 'a:b'}", ["2: train.epoch: unknown key."]),
         ("modelfn: a:b", ["1: modelfn: unknown key. Did you mean model_fn?"]),
-        ("model_fn: a:b\ntrain: {stesp: 1, input: 'a:b'}", ["2: train.stesp: unknown key."]),
         (
             "model_fn: a:b\ntrain: {steps: -1, stesp: 1, input: 'a:b'}",
-            ["2: train.stesp: unknown key.", "2: train.steps: must be a whole number"],
+            ["2: train.steps: must be at least 1", "2: train.stesp: unknown key."],
         ),
         (
             "model_fn: a:b\ntrain: {steps: 1, inptu: 'a:b', keep_best: {metric: m, higher: true}}",
-            [
-                "2: train.inptu: unknown key.",
-                "2: train.keep_best.higher: unknown key. Did you mean",
-            ],
+            ["2: train.inptu: unknown key.", "2: train.keep_best.higher: unknown key. Did you m"],
         ),
     ],
 )
@@ -547,45 +403,29 @@ def test_of_a_mistyped_key_not_told_that_the_right_one_is_missing(tmp_path, text
 
 
 @pytest.mark.parametrize(
-    ("metric", "is_higher"),
+    ("is_higher", "metrics"),
     [
-        ("accuracy", True),
-        ("head/auc_precision_recall", True),
-        ("Top-5 accuracy", True),
-        ("precision/positive_threshold_0.500000_mean", True),
-        ("loss", False),
-        ("average_loss", False),
-        ("rmse", False),
-        ("false_positives", False),
-        ("score", None),
-        ("label/mean", None),
-        ("neg_mean_squared_error", None),
-        ("accuracy_loss", None),
-        ("negative_loss", None),
-        ("one_minus_auc", None),
-        ("accuracy_drop", None),
+        (
+            True,
+            "accuracy head/auc_precision_recall Top-5_accuracy precision/positive_threshold_0.5",
+        ),
+        (False, "loss average_loss rmse false_positives"),
+        (None, "score label/mean neg_mean_squared_error accuracy_loss one_minus_auc accuracy_drop"),
     ],
 )
-def test_which_way_a_metric_is_better_is_known_or_must_be_said(tmp_path, metric, is_higher):
-    text = SMALL + "eval: {every_steps: 1, input: 'a:b'}\n"
-    for place in ("train.keep_best", "train.early_stopping", "export.exporters"):
-        given, other = f"metric: {metric}", f"metric: {metric}, higher_is_better: {not is_higher}"
-        mapping = "[{{kind: best, {}}}]" if place.startswith("export") else "{{{}}}"
-        assignments = [f"{place}={mapping.format(one)}" for one in (given, other)]
-        said = load(tmp_path, text, assignments[1])
+def test_which_way_a_metric_is_better_is_known_or_must_be_said(tmp_path, metrics, is_higher):
+    for metric in metrics.split():
+        given = f"train.keep_best={{metric: {metric}}}"
         if is_higher is None:
-            (fault,) = faults_of(tmp_path, text, assignments[0])
-            assert f"higher_is_better: must be given, true or false: the name {metric!r}" in fault
-            continue
-        known = load(tmp_path, text, assignments[0])
-        assert load(tmp_path, config.to_yaml(known)) == known
-        found = [
-            one.export.exporters[0]
-            if one.export
-            else one.train.keep_best or one.train.early_stopping
-            for one in (known, said)
-        ]
-        assert [one.higher_is_better for one in found] == [is_higher, not is_higher]
+            (fault,) = faults_of(tmp_path, EVALUATED, given)
+            rule = f"must be given, true or false: the name {metric!r}"
+            assert f"train.keep_best.higher_is_better: {rule}" in fault
+        else:
+            known = load(tmp_path, EVALUATED, given)
+            assert known.train.keep_best.higher_is_better is is_higher
+            assert load(tmp_path, config.to_yaml(known)) == known
+    said = f"export.exporters=[{{kind: best, metric: {metric}, higher_is_better: {not is_higher}}}]"
+    assert load(tmp_path, EVALUATED, said).export.exporters[0].higher_is_better is not is_higher
 
 
 def test_an_optimizer_without_needs_may_be_a_bare_name(tmp_path):
@@ -594,42 +434,20 @@ def test_an_optimizer_without_needs_may_be_a_bare_name(tmp_path):
     assert read.optimizer.arguments["learning_rate"] == 0.001
 
 
-def test_devices_may_be_a_number(tmp_path):
-    read = load(tmp_path, SMALL, "devices=2")
-    assert read.devices == 2
-    assert load(tmp_path, config.to_yaml(read)) == read
+VALUES = {"boundaries": [3, 9], "values": [0.3, 0.2, 0.1]}
 
 
-def test_checkpoints_go_by_steps_or_by_seconds(tmp_path):
-    faults = faults_of(
-        tmp_path, SMALL, "train.save_checkpoints_steps=1", "train.save_checkpoints_secs=1"
-    )
-    assert "save_checkpoints_steps is set. Keep one" in faults[0]
-
-
-@pytest.mark.parametrize("name", catalog.OPTIMIZERS)
-def test_every_optimizer_reads_back(tmp_path, name):
-    given_values = {
-        key: 0.5 for key, one in catalog.OPTIMIZERS[name].items() if one is catalog.REQUIRED
-    }
-    text = yaml.safe_dump({"optimizer": {"name": name, **given_values}})
-    read = load(tmp_path, SMALL + text)
-    assert set(read.optimizer.arguments) == set(catalog.OPTIMIZERS[name])
-    assert load(tmp_path, config.to_yaml(read)) == read
-
-
-@pytest.mark.parametrize("name", catalog.SCHEDULES)
-def test_every_schedule_reads_back(tmp_path, name):
-    values = {"boundaries": [3, 9], "values": [0.3, 0.2, 0.1]}
-    arguments = {
-        key: values.get(key, 2)
-        for key, one in catalog.SCHEDULES[name].items()
-        if one is catalog.REQUIRED
-    }
-    rate = {"name": name, **arguments}
-    text = yaml.safe_dump({"optimizer": {"name": "GradientDescent", "learning_rate": rate}})
-    read = load(tmp_path, SMALL + text)
-    assert read.optimizer.arguments["learning_rate"].name == name
+@pytest.mark.parametrize("name", [*catalog.OPTIMIZERS, *catalog.SCHEDULES])
+def test_every_optimizer_and_schedule_reads_back(tmp_path, name):
+    row = {**catalog.OPTIMIZERS, **catalog.SCHEDULES}[name]
+    needed = {key: VALUES.get(key, 2) for key, one in row.items() if one is catalog.REQUIRED}
+    given_values, is_schedule = {"name": name, **needed}, name in catalog.SCHEDULES
+    optimizer = {"name": "GradientDescent", "learning_rate": given_values}
+    optimizer = optimizer if is_schedule else given_values
+    read = load(tmp_path, SMALL + yaml.safe_dump({"optimizer": optimizer})).optimizer
+    arguments = read.arguments["learning_rate"].arguments if is_schedule else read.arguments
+    assert set(arguments) - {"warmup_steps"} == set(row)
+    read = load(tmp_path, SMALL + yaml.safe_dump({"optimizer": optimizer}))
     assert load(tmp_path, config.to_yaml(read)) == read
 
 
@@ -639,18 +457,18 @@ def test_the_digits_config_reads_back_from_anywhere(tmp_path):
     assert yaml.safe_load(config.to_yaml(read))["train"]["steps"] == read.train.steps
 
 
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 plain_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False),
+    st.none() | st.booleans() | st.integers() | texts | st.floats(allow_nan=False),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(min_size=1, max_size=5), inner, max_size=3)
+        st.lists(inner, max_size=3) | st.dictionaries(texts.filter(bool), inner, max_size=3)
     ),
     max_leaves=6,
 )
 configs = st.fixed_dictionaries(
     {
         "model_fn": st.just("a.b:c"),
-        "params": st.dictionaries(st.text(min_size=1, max_size=5), plain_values, max_size=4),
+        "params": st.dictionaries(texts.filter(bool), plain_values, max_size=4),
         "devices": st.sampled_from(["auto", ["/gpu:0", "CPU:1"], {"gpu": 4}, {"cpu": 2}, 3]),
         "loss_reduction": st.sampled_from([None, "sum", "mean"]),
         "strategy": st.sampled_from([None, *catalog.STRATEGIES]),
@@ -685,18 +503,8 @@ configs = st.fixed_dictionaries(
 @given(configs)
 def test_any_config_reads_back_equal(tmp_path, data):
     text = yaml.safe_dump(data, allow_unicode=True)
-    read = load_utf8(tmp_path, text)
-    assert load_utf8(tmp_path, config.to_yaml(read)) == read
-
-
-def load_utf8(tmp_path, text):
-    """Loads a config from text with any characters."""
-    path = tmp_path / "c.yaml"
-    path.write_bytes(text.encode("utf-8"))
-    return config.load(str(path))
-
-
-LASTING = "model_fn: a:b\ntrain:\n  input: a:rows\n"
+    read = load(tmp_path, text)
+    assert load(tmp_path, config.to_yaml(read)) == read
 
 
 def test_a_training_lasts_for_steps_or_epochs_or_both(tmp_path):
@@ -704,29 +512,24 @@ def test_a_training_lasts_for_steps_or_epochs_or_both(tmp_path):
         "c.yaml:2: train.steps: must be given, or epochs: how long to train. Add one of them."
     ]
     assert faults_of(tmp_path, LASTING + "  epochs: 0\n") == [
-        "c.yaml:4: train.epochs: must be a whole number of at least 1, got 0."
+        "c.yaml:4: train.epochs: must be at least 1, got 0."
     ]
     for lasting in ("epochs: 2", "steps: 2", "epochs: 2\n  steps: 3"):
         load(tmp_path, f"{LASTING}  {lasting}\n")
 
 
 @pytest.mark.parametrize(
-    ("key", "assignment", "text"),
+    ("key", "text"),
     [
-        ("early_stopping: {}", "eval.input=a:rows", "early_stopping without eval.every_steps"),
-        ("early_stopping: {}", "name=x", "early_stopping without eval.every_steps. Set that."),
-        ("keep_best: {}", "name=x", "keep_best without an eval section. Add one."),
-        ("mixed_precision: true", "name=x", "mixed_precision where model_fn has an optimizer of"),
-        (
-            "early_stopping: {patience: 0}",
-            "eval={input: 'a:rows', every_steps: 1}",
-            "must be a whole number of at least 1, got 0",
-        ),
-        ("hooks: [a]", "name=x", "train.hooks[0]: must be a function's name as package.module:f"),
+        ("early_stopping: {}", "train.early_stopping: must come with eval.every_steps. Set that."),
+        ("keep_best: {}", "train.keep_best: must come with an eval section. Add one."),
+        ("mixed_precision: true", "train.mixed_precision: must come with an optimizer"),
+        ("early_stopping: {patience: 0}", "train.early_stopping.patience: must be at least 1"),
+        ("hooks: [a]", "train.hooks[0]: must be a function's name as package.module:f"),
     ],
 )
-def test_what_training_needs_elsewhere_is_told(tmp_path, key, assignment, text):
-    (fault,) = faults_of(tmp_path, f"{LASTING}  steps: 1\n  {key}\n", assignment)
+def test_what_training_needs_elsewhere_is_told(tmp_path, key, text):
+    (fault,) = faults_of(tmp_path, f"{LASTING}  steps: 1\n  {key}\n")
     assert text in fault
 
 
@@ -747,8 +550,8 @@ def test_a_time_is_given_in_seconds_or_units(tmp_path, text, seconds):
         ("", "holdout: 0.1", "eval: must have the input.holdout that train has, or it has rows"),
         ("holdout: 0.2", "holdout: 0.1", "eval: must have the input.holdout that train has, or"),
         ("holdout: 0.2", "", "eval: must have the input.holdout that train has, or it has rows"),
-        ("holdout: 1.0", "", "train.input.holdout: must be a number above 0 and below 1, got 1.0"),
-        ("holdout: 0", "", "train.input.holdout: must be a number above 0, got 0"),
+        ("holdout: 1.0", "", "train.input.holdout: must be below 1, got 1.0"),
+        ("holdout: 0", "", "train.input.holdout: must be above 0, got 0"),
     ],
 )
 def test_no_row_is_evaluated_on_that_is_trained_on(tmp_path, trained, evaluated, text):

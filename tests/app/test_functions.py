@@ -32,7 +32,9 @@ def test_a_function_is_called_with_what_it_names(folder):
     everything = functions.load("user_code:everything", "k")
     assert functions.call_with_named(everything, offered, "k") == offered
     greedy = functions.load("user_code:greedy", "k")
-    with pytest.raises(errors.RunError, match=r"needs shuffle\. Give that a default"):
+    with pytest.raises(
+        errors.RunError, match=r"missing a required.* 'shuffle'. Give that a default"
+    ):
         functions.call_with_named(greedy, offered, "k")
 
 

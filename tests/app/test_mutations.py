@@ -40,21 +40,7 @@ run: {per_process_gpu_memory_fraction: 0.5}
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
 TEXTS = [RICH, *(path.read_text(encoding="utf-8") for path in CONFIGS)]
 
-WORDS = [
-    "\0csv",
-    "[key]",
-    "kind",
-    "name",
-    "steps",
-    "input",
-    "extends",
-    "params",
-    "csv",
-    "best",
-    "Adam",
-    "<<",
-    "x",
-]
+WORDS = ["\0csv", *"[key] kind name steps input extends params csv best Adam << x".split()]
 KEYS = st.sampled_from(WORDS) | st.text(max_size=4)
 VALUES = st.sampled_from(
     [
@@ -68,59 +54,13 @@ VALUES = st.sampled_from(
     max_leaves=4,
 )
 GARBAGE = [
-    *(
-        "&a [*a]",
-        "*data",
-        "&data ",
-        "*none",
-        "!!python/object/apply:os.getcwd []",
-        "!!int x",
-        "!!set ",
+    *"&a [*a];*data;&data ;*none;!!python/object/apply:os.getcwd [];!!int x;!!set ".split(";"),
+    *"<<: *data;<<: 3;? [1]\n: 2;---\n;...\n;%YAML 9\n;\t;\0;\ufeff;\u2028;\ud83d\ude00".split(";"),
+    *"{;};[;];:;: ;- ;#;|;>;';\";\\;\n;\n  ;${;$${;}};[".split(";"),
+    *("[" * 200, "{a: " * 100, "9" * 5000, "0x" + "f" * 5000, "x" * 5000),
+    *"1e999;.nan;0o9;1:30;extends: c.yaml\n;extends: /dev/zero\n;extends: [;${R_NONE:${X}}".split(
+        ";"
     ),
-    *(
-        "<<: *data",
-        "<<: 3",
-        "? [1]\n: 2",
-        "---\n",
-        "...\n",
-        "%YAML 9\n",
-        "\t",
-        "\0",
-        "\ufeff",
-        "\u2028",
-    ),
-    *(
-        "{",
-        "}",
-        "[",
-        "]",
-        ":",
-        ": ",
-        "- ",
-        "#",
-        "|",
-        ">",
-        "'",
-        '"',
-        "\\",
-        "\n",
-        "\n  ",
-        "${",
-        "$${",
-        "}}",
-    ),
-    *(
-        "[" * 200,
-        "{a: " * 100,
-        "9" * 5000,
-        "0x" + "f" * 5000,
-        "x" * 5000,
-        "1e999",
-        ".nan",
-        "0o9",
-        "1:30",
-    ),
-    *("extends: c.yaml\n", "extends: /dev/zero\n", "extends: [", "${R_NONE:${X}}", "\ud83d\ude00"),
     "\n".join(["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 30))]),
 ]
 

@@ -191,7 +191,7 @@ def test_without_a_header_what_the_model_does_not_read_may_be_anything(folder, c
 def test_a_key_of_predict_does_not_ask_for_an_input_beside_the_file(folder, capsys):
     assert predicted(folder, capsys, "--predict.keys=[y]", write_x(folder))[:2] == [0.0, 2.0]
     assert run(folder, "predict", "--predict.keys=[y]") == 2
-    assert "predict: the key input is required here" in capsys.readouterr().err
+    assert "predict.input: the key is required here" in capsys.readouterr().err
     assert run(folder, "predict", "--predict.keyz=[y]", write_x(folder)) == 2
     assert "predict.keyz: unknown key. Did you mean keys?" in capsys.readouterr().err
 

@@ -47,7 +47,7 @@ def test_each_checkpoint_has_a_row_and_each_metric_a_column(capsys):
         {"loss": 0.25, "accuracy": 0.75, "global_step": 2},
         {"loss": 0.125},
     ]
-    report.print_all_metrics(found, "line")
+    report.print_metrics(found, "line", in_rows=True)
     title, cells = printed(capsys)
     assert title == ["line"]
     assert cells == [

@@ -8,10 +8,11 @@ import types
 import numpy as np
 import pytest
 
-from replicate.app.command import cli, model_commands
+from replicate.app.command import cli, commands
 from replicate.app.config import config
 from replicate.app.training import device_choice, predictions, runner
 from replicate.compat.tensorflow import tf
+from replicate.console import progress
 from replicate.strategy.cluster import cluster as clusters
 
 MODEL = '''
@@ -247,9 +248,10 @@ def test_rows_that_cannot_be_written_leave_no_bar(monkeypatch, folder):
     monkeypatch.setattr(predictions, "write_lines", fail)
     options = types.SimpleNamespace(quiet=True, saved_model=None, checkpoint=None, output=None)
     settings = config.load(str(folder / "line.yaml"))
-    request = types.SimpleNamespace(options=options, settings=settings, launcher=None)
+    display = progress.Display(True)
+    request = types.SimpleNamespace(options=options, settings=settings, display=display)
     with pytest.raises(OSError, match="full") as raised:
-        model_commands.predict(request)
+        commands.predict.callback(request)
     assert left, raised  # whose traceback holds the rows
 
 

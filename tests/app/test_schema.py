@@ -1,8 +1,9 @@
-"""The JSON Schema says what `load` takes."""
+"""The JSON Schema says what `load` takes, and so does docs/configuration.md."""
 
 import json
 import pathlib
 import re
+import runpy
 import urllib.request
 
 import pytest
@@ -11,7 +12,8 @@ import yaml
 from replicate.app.command import cli
 from replicate.app.config import catalog, config, schema
 
-CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
+TOP = pathlib.Path(__file__).parents[2]
+CONFIGS = sorted((TOP / "configs").glob("*.yaml"))
 RICH = """
 name: rich
 model_fn: a.b:c
@@ -72,8 +74,10 @@ def rules_of(root, part):
         "anyOf": lambda v, parts: any(fits(root, one, v) for one in parts),
         "const": lambda v, one: v == one,
         "enum": lambda v, names: v in names,
+        "exclusiveMaximum": lambda v, high: not is_of("number", v) or v < high,
         "exclusiveMinimum": lambda v, low: not is_of("number", v) or v > low,
         "items": lambda v, one: not isinstance(v, list) or all(fits(root, one, x) for x in v),
+        "maxProperties": lambda v, count: not isinstance(v, dict) or len(v) <= count,
         "maximum": lambda v, high: not is_of("number", v) or v <= high,
         "maxLength": lambda v, count: not isinstance(v, str) or len(v) <= count,
         "minimum": lambda v, low: not is_of("number", v) or v >= low,
@@ -189,3 +193,33 @@ def test_what_print_config_writes_leads_to_the_schema(capsys):
     place = re.match(r"# yaml-language-server: \$schema=(\S+)\n", capsys.readouterr().out)[1]
     with urllib.request.urlopen(place) as file:
         assert json.load(file) == schema.schema()
+
+
+@pytest.fixture(name="page", scope="module")
+def make_page():
+    """Returns the page as the script writes it."""
+    return runpy.run_path(str(TOP / "scripts" / "configuration.py"))["text"]()
+
+
+def test_the_page_is_what_the_model_gives(page):
+    written = (TOP / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert written == page, "scripts/configuration.py writes it again"
+
+
+def test_the_page_has_every_key_of_every_section(page):
+    rows = {line.split(" | ")[0] for line in page.splitlines()}
+    for section in schema.sections().values():
+        is_section = section["properties"].get("name", {}).get("const") is None
+        assert not is_section or {f"| `{key}`" for key in section["properties"]} <= rows
+    assert {f"| `{name}`" for name in [*catalog.OPTIMIZERS, *catalog.SCHEDULES]} <= rows
+
+
+def test_a_row_says_type_default_and_meaning(page):
+    lines = page.splitlines()
+    meaning = config.Config.model_fields["clip_global_norm"].description
+    assert f"| `clip_global_norm` | number > 0 or `null` | `null` | {meaning} |" in lines
+    assert "| `Adagrad` | `learning_rate`, `initial_accumulator_value: 0.1` |" in lines
+
+
+def test_the_page_names_the_dtypes_that_there_are(page):
+    assert f"one of {', '.join(catalog.DTYPES)}." in page

@@ -14,7 +14,7 @@ import pytest
 
 from replicate import errors
 from replicate.app.cluster import launcher, lifeline, places
-from replicate.app.command import cli
+from replicate.app.command import cli, requests
 from replicate.console import interrupts
 from tests.cluster import children, processes, test_launch
 from tests.cluster.children import launch, sizes
@@ -265,7 +265,7 @@ def test_a_command_tells_its_launcher_what_no_restart_helps(monkeypatch, capsys,
 
     told = []
     monkeypatch.setattr(lifeline, "attached", lambda: types.SimpleNamespace(tell=told.append))
-    monkeypatch.setattr(cli, "_run", fail)
+    monkeypatch.setattr(requests, "carry_out", fail)
     assert cli.main(["train", "a.yaml"]) == 1
     assert str(error) in capsys.readouterr().err
     assert told == [lifeline.REFUSED] * is_told
@@ -327,7 +327,7 @@ import functools, os, sys, time
 from replicate.app.cluster import places
 clock = lambda: time.monotonic() + 3600 * os.path.exists(sys.argv[1])
 places.Places = functools.partial(places.Places, clock=clock)
-from replicate.app.command import cli
+from replicate.app.command import cli, requests
 sys.exit(cli.main(sys.argv[2:]))
 """
 

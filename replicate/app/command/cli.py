@@ -1,24 +1,22 @@
-"""`replicate` on the command line: reads it, runs a command, turns failures into exit codes.
+"""`replicate` on the command line: runs a command, turns failures into exit codes.
 
 What reads configs is imported when there is a command to run, TensorFlow only for commands that
 run a model.
 """
 
 import contextlib
-import importlib
 import os
 import sys
-import types
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+import click
 
 from replicate import errors
 from replicate.app.cluster import lifeline
-from replicate.app.command import command_line
+from replicate.app.command import commands
 from replicate.console import failures, interrupts, messages, streams
 
 _RAN, _FAILED, _BAD_USAGE = 0, 1, 2  # exit codes, with interrupts.INTERRUPTED
-_LIGHT = ("check", "init", "launch", "plot")  # they import no TensorFlow
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,19 +30,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     launcher = lifeline.attached()
+    streams.spell_out(sys.stdout, sys.stderr)
     try:
         with interrupts.at_once():
-            streams.spell_out(sys.stdout, sys.stderr)
-            options = command_line.parse(given)
-    except errors.ConfigError as e:
-        return _fail(e, _BAD_USAGE)
-    except SystemExit as e:
-        return int(e.code or 0)
-    try:
+            try:
+                asked = commands.whole_line.main(given, "replicate", standalone_mode=False)
+            except SystemExit as e:  # a shell has its answer
+                return int(e.code or _RAN)
+            if not isinstance(asked, tuple):
+                return int(asked or _RAN)
+            from replicate.app.command import requests
         with interrupts.terminable():
-            code = _run(options, ["replicate", *given], launcher)
+            command, options = asked
+            code = requests.carry_out(command, options, ["replicate", *given], launcher)
             sys.stdout.flush()
         return code
+    except click.UsageError as e:
+        e.show()
+        return _BAD_USAGE
     except errors.ConfigError as e:
         return _fail(e, _BAD_USAGE)
     except KeyboardInterrupt as e:
@@ -69,32 +72,3 @@ def _fail(error: BaseException, code: int) -> int:
         raise error
     print(messages.for_stream(failures.explain(error), sys.stderr), file=sys.stderr)
     return code
-
-
-def _run(
-    options: types.SimpleNamespace, line: Sequence[str], launcher: lifeline.Lifeline | None
-) -> int:
-    """Reads the configs, all of them before any fault is reported, and runs the command."""
-    messages.show_progress(not getattr(options, "quiet", False))
-    messages.show_news(False)  # commands say which devices they use
-    with interrupts.at_once():
-        from replicate.app.command import requests
-
-    configs, faults = requests.read_configs(options)
-    if faults and (options.command != "check" or options.print_config):
-        raise errors.ConfigError("\n".join(faults.values()))
-    if options.print_config:
-        requests.print_configs(configs.values(), options.json)
-        return _RAN
-    with requests.surroundings(options, configs.values()) as out:
-        request = requests.Request(options, line, launcher, configs, faults, out)
-        with interrupts.at_once():
-            requests.require_data(request)
-        return _function(options.command)(request) or _RAN
-
-
-def _function(command: str) -> Callable[[Any], int | None]:
-    """Returns what runs a command."""
-    module = "commands" if command in _LIGHT else "model_commands"
-    with interrupts.at_once():
-        return getattr(importlib.import_module(f"replicate.app.command.{module}"), command)

@@ -1,57 +1,157 @@
-"""The commands that run no model: a function each, by its name. They import no TensorFlow."""
+"""The commands: a function each, with its options; what runs a model is imported when it is run."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from replicate import errors
-from replicate.app.cluster import launcher, places
-from replicate.app.command import requests
-from replicate.app.config import config, sections
-from replicate.app.inspect import absences
-from replicate.console import interrupts, messages, progress
+from replicate.app.cluster import places
+from replicate.app.command import command_line as line
+from replicate.app.command import completion
+from replicate.app.config import catalog
+from replicate.console import interrupts, messages
+
+if TYPE_CHECKING:
+    from replicate.app.cluster import launcher
+    from replicate.app.command.requests import Request
+    from replicate.console import progress
 
 _FAILED, _BAD_USAGE = 1, 2  # exit codes
+_OF_MODEL = ("model_fn:", "params.", "params:")  # keys that a checkpoint must fit
+_COUNT, _COUNT_OR_NONE = click.IntRange(1), click.IntRange(0)
+_DIGITS = "configs/digits.yaml"
+
+whole_line = line.whole_line
+_checkpoint = line.option(
+    "--checkpoint",
+    "WHICH",
+    "in place of the newest: a step, a path, best (of train.keep_best) or averaged (by `replicate "
+    "average`)",
+    shell_complete=completion.checkpoint,
+)
 
 
-def check(request: requests.Request) -> int | None:
-    """Tells all faults, and warns of data and functions that are not there: they may come."""
-    options = request.options
-    warnings = {path: absences.warnings(one) for path, one in request.configs.items()}
-    is_strict = options.strict and any(warnings.values())
-    paths = dict.fromkeys(options.configs)
+def _json(what: str) -> Any:
+    return line.flag("--json", f"print {what} as JSON, and nothing else on stdout")
+
+
+def _size(text: str) -> places.Size:
+    counts = text.split(":")
+    if len(counts) <= 2 and all(one.isascii() and one.isdecimal() for one in counts):
+        size = places.Size(int(counts[0]), int(counts[-1]))
+        if 1 <= size.least <= size.most:
+            return size
+    rule = "a whole number of at least 1, or MIN:MAX, MIN at most MAX"
+    raise click.BadParameter(f"must be {rule}, got {text!r}")
+
+
+def _listed(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        rule = "different checkpoints with commas between them"
+        raise click.BadParameter(f"must be {rule}, got {text!r}")
+    return names
+
+
+def _schema() -> str:
+    from replicate.app.config import schema
+
+    return schema.text()
+
+
+@line.command(
+    f"replicate train {_DIGITS} --model-dir runs/digits --train.steps 2000",
+    configs=1,
+    section="train",
+)
+@line.flag("--fresh", "begin again: delete what runs wrote in model_dir; asks before")
+@line.flag("--fast-dev-run", "try one batch of everything: evaluation, export, ... too")
+@line.flag("--yes", "answer what --fresh asks with yes")
+@_json("what it came to")
+def train(request: "Request") -> None:
+    """Train, from the last checkpoint if there is one."""
+    with interrupts.at_once():
+        from replicate.app.command import report
+        from replicate.app.training import exports, runner, trials
+        from replicate.console import json_output
+
+    settings, options = request.settings, request.options
+    may_delete = _asks_before(request)
+    # A launcher shows what is in the log at once, and stdout, the result, in the end.
+    is_apart = request.launcher is not None and not options.json
+    apart = json_output.alone() if is_apart else contextlib.nullcontext()
+    with apart:
+        if options.fast_dev_run:
+            done = trials.run(settings, _display(request), request.line)
+        else:
+            done = runner.train(settings, _display(request), request.line, may_delete)
     if options.json:
-        request.print_json([_checked(request, path, warnings.get(path, ())) for path in paths])
-    for path in () if options.json else paths:
-        faults, found = request.faults.get(path), warnings.get(path, ())
-        if faults:
-            print(messages.for_stream(faults, sys.stderr), file=sys.stderr)
-        if is_strict or not options.quiet:
-            _print_warnings(path, found)
-        if not (options.quiet or faults or (is_strict and found)):
-            print(f"{path}: ok")
-    return _BAD_USAGE if request.faults else _FAILED if is_strict else None
+        told = {"name": settings.name, "model_dir": settings.model_dir}
+        request.print_json({**told, **done._asdict()})
+    elif done.is_new:
+        # On a terminal the line of the last evaluation is still there.
+        is_seen = sys.stdout.isatty() and sys.stderr.isatty() and not options.quiet
+        if done.metrics is not None and not is_seen:
+            report.print_metrics([done.metrics], f"{settings.name} at step {done.step}")
+        if done.path is not None:
+            report.print_signatures(f"exported: {done.path}", exports.signatures(done.path))
 
 
-def _checked(request: requests.Request, path: str, warnings: Sequence[str]) -> dict[str, object]:
-    return {
-        "config": path,
-        "ok": path not in request.faults,
-        "faults": request.faults.get(path, "").splitlines(),
-        "warnings": warnings,
-    }
+def _asks_before(request: "Request") -> Callable[[Sequence[str]], bool] | None:
+    """Returns what asks whether --fresh may delete; None where nothing is to be deleted."""
+    if not request.options.fresh:
+        return None
+    if request.options.yes:
+        return lambda lines: True
+    if not sys.stdin.isatty():
+        raise errors.ConfigError(
+            "--fresh: must be confirmed, and there is no terminal to ask on. Add --yes to delete "
+            f"what runs wrote in {request.settings.model_dir}."
+        )
+
+    def ask(lines: Sequence[str]) -> bool:
+        print(*lines, sep="\n", file=sys.stderr)
+        print("Delete it and begin again? [y/N] ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    return ask
 
 
-def _print_warnings(path: str, warnings: Iterable[str]) -> None:
-    for warning in warnings:
-        print(messages.for_stream(f"{path}: {warning}", sys.stderr), file=sys.stderr)
+@line.command(
+    f"replicate launch {_DIGITS} --workers 2 --train.steps 200",
+    "replicate launch --workers 2 -- python my_script.py     # which reads TF_CONFIG",
+    configs=-1,
+    section="train",
+)
+@line.option(
+    "--workers",
+    "N|MIN:MAX",
+    "how many workers, the chief among them; with MIN:MAX it begins with MAX, goes on at once with "
+    "those that are left, at least MIN, and takes lost ones in again later",
+    _size,
+    required=True,
+)
+@line.option("--ps", "M", "parameter servers, which keep the variables", _COUNT_OR_NONE)
+@line.flag("--evaluator", "one more process evaluates, in the chief's place")
+@line.option(
+    "--restarts",
+    "R",
+    "if a process is lost, start all again, from the last checkpoint, at most R times; else 0, or "
+    f"{places.Size(1, 2).restarts} with MIN:MAX",
+    _COUNT_OR_NONE,
+)
+@_json("what it came to")
+def launch(request: "Request") -> None:
+    """Train a config, or run a command, in several processes of this machine: a local cluster."""
+    from replicate.app.cluster import launcher
+    from replicate.app.config import sections
 
-
-def launch(request: requests.Request) -> None:
-    """Trains in several processes."""
-    options, servers = request.options, request.options.ps or 0
-    display = progress.Display(options.quiet)
-    size: places.Size = options.workers
+    options, size = request.options, request.options.workers
+    servers, has_evaluator = options.ps or 0, options.evaluator
     restarts = size.restarts if options.restarts is None else options.restarts
     if servers and not size.is_fixed:
         raise errors.ConfigError(
@@ -61,30 +161,179 @@ def launch(request: requests.Request) -> None:
         )
     if options.script:
         grace = sections.Cluster().grace
-        wanted = launcher.Wanted(size, servers, options.evaluator, grace, False, restarts)
-        launcher.launch(wanted, lambda name: options.script, options.model_dir or "", display)
+        wanted = launcher.Wanted(size, servers, has_evaluator, grace, False, restarts)
+        words = options.script
+        launcher.launch(wanted, lambda name: words, options.model_dir or "", request.display)
         return
     settings = request.settings
     settings.require_cluster(size.most, servers)
-    if options.evaluator and settings.eval is None:
+    if has_evaluator and settings.eval is None:
         raise errors.ConfigError("--evaluator: must come with an eval section. Add one.")
-    evaluator = options.evaluator or settings.cluster.evaluator
-    wanted = launcher.Wanted(size, servers, evaluator, settings.cluster.grace, restarts=restarts)
-    launcher.launch(wanted, _launched(request, wanted), settings.model_dir, display)
+    has_evaluator = has_evaluator or settings.cluster.evaluator
+    wanted = launcher.Wanted(
+        size, servers, has_evaluator, settings.cluster.grace, restarts=restarts
+    )
+    launcher.launch(wanted, _launched(request, wanted), settings.model_dir, request.display)
 
 
-def _launched(request: requests.Request, wanted: launcher.Wanted) -> Callable[[str], list[str]]:
+def _launched(request: "Request", wanted: "launcher.Wanted") -> Callable[[str], list[str]]:
     """Returns what gives the command line of the process of a name."""
     options = request.options
-    given = [part for text in options.assignments for part in ("--set", text.removeprefix("--"))]
+    given = [part for text in options.set for part in ("--set", text.removeprefix("--"))]
     given += ["--set", "cluster.evaluator=true"] if wanted.evaluator else []
     given += ["--model-dir", options.model_dir] if options.model_dir else []
-    line = [sys.executable, "-m", "replicate", "train", *options.configs, *given]
-    return lambda name: [*line, "--json"] if options.json and name == wanted.teller else line
+    words = [sys.executable, "-m", "replicate", "train", *options.configs, *given]
+    return lambda name: [*words, "--json"] if options.json and name == wanted.teller else words
 
 
-def plot(request: requests.Request) -> None:
-    """Draws learning curves."""
+@line.command(f"replicate evaluate {_DIGITS} --json", configs=1, section="eval")
+@_checkpoint
+@line.flag("--all", "each checkpoint in model_dir, a row for each")
+@_json("them")
+def evaluate(request: "Request") -> None:
+    """Print metrics as a table."""
+    with interrupts.at_once():
+        from replicate.app.command import report
+        from replicate.app.training import runner
+        from replicate.console import json_output
+
+    options, settings, display = request.options, request.settings, _of_run(request)
+    if options.all:
+        found, title = runner.evaluate_all(settings, display), settings.name
+    else:
+        found = [runner.evaluate(settings, display, options.checkpoint)]
+        title = f"{settings.name} at step {found[0][json_output.STEP]}"
+    if options.json:
+        found = [dict(sorted(metrics.items())) for metrics in found]
+        request.print_json(found if options.all else found[0])
+    else:
+        report.print_metrics(found, title, options.all)
+
+
+@line.command(f"replicate predict {_DIGITS} --output digits.csv", configs=1, section="predict")
+@click.argument("data", metavar="[FILE]", required=False, shell_complete=completion.file)
+@line.file("--output", ".jsonl, .csv or .npz; else JSON lines on stdout", *catalog.OUTPUT_ENDINGS)
+@line.folder("--saved-model", "predict with this SavedModel in place of a checkpoint")
+@_checkpoint
+@line.option("--signature", "NAME", "which signature of --saved-model; else serving_default")
+def predict(request: "Request") -> None:
+    """Write predictions, for FILE or for predict.input.
+
+    FILE is read as predict.input is, else as eval.input, else as train.input.
+    """
+    with interrupts.at_once():
+        from replicate.app.config import sections
+        from replicate.app.training import predictions, runner
+
+    options, source = request.options, None
+    display = _of_run(request) if options.saved_model is None else _display(request)
+    if options.saved_model is not None:
+        called = request.settings.section(sections.Predict).input.called("predict")
+        signature = options.signature or "serving_default"
+        source = predictions.Source(options.saved_model, signature, called)
+    made = runner.predict(request.settings, display, source, options.checkpoint)
+    with contextlib.closing(made) as rows:  # its bar goes ahead of what is said of a failure
+        if options.output is None:
+            predictions.write_lines(rows, sys.stdout)
+            return
+        count = predictions.write(rows, options.output)
+    display.say(f"{count} predictions in {options.output}")
+
+
+@line.command(f"replicate export {_DIGITS} --model-dir runs/digits", configs=1)
+@_checkpoint
+@_json("them")
+def export(request: "Request") -> None:
+    """Write a SavedModel, print its path and signatures."""
+    with interrupts.at_once():
+        from replicate.app.command import report
+        from replicate.app.training import exports, runner
+
+    _of_run(request)
+    path = runner.export(request.settings, request.options.checkpoint)
+    signatures = exports.signatures(path)
+    if request.options.json:
+        request.print_json({"path": path, "signatures": signatures})
+    else:
+        report.print_signatures(path, signatures)
+
+
+@line.command(f"replicate average {_DIGITS} --last 3", configs=1)
+@line.option("--last", "N", "how many of the newest in model_dir", _COUNT)
+@line.option(
+    "--checkpoints",
+    "A,B",
+    "these: steps, paths, best",
+    _listed,
+    shell_complete=completion.checkpoint,
+)
+@line.folder("--output", "where to write it; else averaged in model_dir")
+@_json("where it is")
+def average(request: "Request") -> None:
+    """Write the mean of checkpoints as another one."""
+    options = request.options
+    if options.last is None and options.checkpoints is None:
+        raise click.UsageError("One of --last and --checkpoints is required.")
+    with interrupts.at_once():
+        from replicate.app.training import runner
+
+    display = _display(request)
+    path, paths = runner.average(
+        request.settings, options.last, options.checkpoints, options.output
+    )
+    display.say(f"the mean of {len(paths)} checkpoints: {', '.join(paths)}")
+    if options.json:
+        request.print_json({"path": path, "of": paths})
+    else:
+        print(path)
+
+
+@line.command(
+    "replicate verify configs/wide-and-deep.yaml --strategy mirrored", configs=1, section="train"
+)
+@_json("what was found")
+def verify(request: "Request") -> int | None:
+    """Compare the towers with one device."""
+    with interrupts.at_once():
+        from replicate.app.training import runner
+
+    found = runner.verify(request.settings, _display(request))
+    if request.options.json:
+        request.print_json(found.as_dict())
+    else:
+        print(found)
+    return None if found.holds else _FAILED
+
+
+@line.command(f"replicate describe {_DIGITS} --png towers.png", configs=1, section="train")
+@_json("them")
+@line.file("--png", "draw them as well", ".png")
+def describe(request: "Request") -> None:
+    """Print variables, devices and what travels."""
+    with interrupts.at_once():
+        from replicate.app.command import report
+        from replicate.app.inspect import description
+
+    options, display = request.options, _display(request)
+    found = description.describe(request.settings)
+    if options.png is not None:
+        from replicate.app.inspect import drawing
+
+        drawing.draw(found, options.png)
+    if options.json:
+        request.print_json(found.as_dict())
+    else:
+        report.print_description(found)
+    if options.png is not None:
+        display.say(f"picture: {options.png}")
+
+
+@line.command("replicate plot runs/digits runs/digits-2 --png curves.png")
+@click.argument("model_dirs", nargs=-1, required=True, shell_complete=completion.folder)
+@line.file("--png", "the picture; curves.png in the first MODEL_DIR", ".png")
+@line.quiet
+def plot(request: "Request") -> None:
+    """Draw learning curves of one or several runs."""
     options = request.options
     with interrupts.at_once():  # TensorFlow reads files
         from replicate.app.inspect import curves
@@ -92,21 +341,99 @@ def plot(request: requests.Request) -> None:
         runs = curves.read(options.model_dirs)
     path = options.png or os.path.join(runs[0].name, "curves.png")
     curves.plot(runs, path)
-    progress.Display(options.quiet).say(f"picture: {path}")
+    request.display.say(f"picture: {path}")
 
 
-def init(request: requests.Request) -> None:
-    """Writes a config."""
+@line.command("replicate check configs/*.yaml", configs=-1)
+@_json("what was found")
+@line.flag("--strict", "end with 1 where files, columns or functions are not there")
+@line.printing("--schema", "print the JSON Schema of configs, and stop", _schema)
+def check(request: "Request") -> int | None:
+    """Validate configs, without importing TensorFlow."""
+    from replicate.app.inspect import absences
+
+    options, found = request.options, []
+    for path in dict.fromkeys(options.configs):
+        faults = request.faults.get(path, "")
+        warnings = absences.warnings(request.configs[path]) if not faults else []
+        told = {"config": path, "ok": not faults, "faults": faults.splitlines()}
+        found.append({**told, "warnings": warnings})
+    is_strict = options.strict and any(one["warnings"] for one in found)
+    if options.json:
+        request.print_json(found)
+    for one in () if options.json else found:
+        if not one["ok"]:
+            _warn([request.faults[one["config"]]])
+        if is_strict or not options.quiet:
+            _warn(f"{one['config']}: {warning}" for warning in one["warnings"])
+        if not options.quiet and one["ok"] and not (is_strict and one["warnings"]):
+            print(f"{one['config']}: ok")
+    return _BAD_USAGE if request.faults else _FAILED if is_strict else None
+
+
+def _warn(texts: Iterable[str]) -> None:
+    for text in texts:
+        print(messages.for_stream(text, sys.stderr), file=sys.stderr)
+
+
+@line.command("replicate init my_model:model_fn table.csv --label y --output mine.yaml")
+@click.argument("model_fn")
+@click.argument("data", shell_complete=completion.file)
+@line.file("--output", "the config; else config.yaml", default="config.yaml")
+@line.option("--label", "NAME", "the column, array or feature to learn")
+@line.option("--optimizer", "NAME", "e.g. Adam; else model_fn has its own")
+@line.flag("--force", "write over a config that is there")
+def init(request: "Request") -> None:
+    """Write a config from a model_fn and a data file.
+
+    MODEL_FN is package.module:function. DATA is a file, or a pattern: CSV, npz, Parquet, TFRecord;
+    or package.module:function.
+    """
     with interrupts.at_once():
-        from replicate.app.inspect import starter
+        from replicate.app.config import config
+        from replicate.app.inspect import absences, starter
 
     asked = request.options
     output = asked.output
     sample = starter.look(asked.data, asked.label)
     text = starter.text(asked.model_fn, sample, output, asked.optimizer)
     files = starter.write(output, text, is_new=not asked.force)
-    _print_warnings(output, absences.warnings(config.load(output)))
+    _warn(f"{output}: {warning}" for warning in absences.warnings(config.load(output)))
     written = f"{' and '.join(files)} {'is' if len(files) == 1 else 'are'} written"
     for remark in starter.told(sample, asked.label):
         print(remark)
     print(f"{written}; look through {output}, then: replicate train {output}")
+
+
+@line.command(
+    'eval "$(replicate completion bash)"     # in ~/.bashrc',
+    'eval "$(replicate completion zsh)"      # in ~/.zshrc, after compinit',
+    "replicate completion fish | source      # in ~/.config/fish/config.fish",
+)
+@click.argument("shell", type=click.Choice(completion.SHELLS), metavar="SHELL")
+def completion_command(request: "Request") -> None:
+    """Print what lets a shell complete command lines: bash, zsh or fish."""
+    print(completion.script(whole_line, request.options.shell), end="")
+
+
+def _of_run(request: "Request") -> "progress.Display":
+    """Returns where progress goes, once it says in what the model is not that of the run."""
+    from replicate.app.config import config
+    from replicate.app.runs import records
+
+    display, settings = _display(request), request.settings
+    kept = records.Records(settings.model_dir, display.say)
+    changes = kept.changes(config.to_yaml(settings, settings.model_dir))
+    differing = [f"config: {change}" for change in changes if change.startswith(_OF_MODEL)]
+    if differing:
+        own = f"replicate {request.options.command} {settings.model_dir}"
+        display.say("\n".join([*differing, f"with the run's own config: {own}"]))
+    return display
+
+
+def _display(request: "Request") -> "progress.Display":
+    """Returns where progress goes; makes TensorFlow's loggers as quiet as is asked for."""
+    from replicate.app.training import hooks
+
+    hooks.calm_logging(request.options.quiet)
+    return request.display

@@ -1,14 +1,12 @@
 """Completion of command lines in bash, zsh and fish; imports neither TensorFlow nor pydantic.
 
-The shell asks `replicate` itself, with the line in its environment; click knows how. Only `--label`
-takes pydantic along, for it looks at the data as `replicate init` does.
+The shell asks `replicate` itself, with the line in its environment; click knows how.
 """
 
-import ast
 import contextlib
+import functools
 import json
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,30 +24,9 @@ _MAX_MEANT = 3  # keys that an unknown option may mean
 _Item: TypeAlias = "shell_completion.CompletionItem[str]"
 
 
-class _Bash(shell_completion.BashComplete):
-    """Bash breaks words at = and :, and wants what is behind them alone."""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """See base class."""
-        args, incomplete = super().get_completion_args()
-        words = re.sub(r" ?([=:]) ?", r"\1", "\n".join([*args, incomplete]).replace("\n", " "))
-        *args, whole = words.split(" ")
-        self._begun = whole[: len(whole) - len(re.split("[=:]", whole)[-1])]
-        return args, whole
-
-    def format_completion(self, item: _Item) -> str:
-        """See base class."""
-        return f"{item.type},{item.value.removeprefix(self._begun)}"
-
-
-shell_completion.add_completion_class(_Bash)
-
-
 def script(command: click.Command, shell: str) -> str:
     """Returns what a shell is to run, so that it asks."""
-    made = shell_completion.get_completion_class(shell)
-    if made is None:
-        raise KeyError(shell)
+    made: Any = shell_completion.get_completion_class(shell)
     return made(command, {}, "replicate", "_REPLICATE_COMPLETE").source()
 
 
@@ -70,61 +47,19 @@ def key_options(line: Sequence[str]) -> list[click.Parameter]:
     """
     known = keys(_said(line))
     sections = {key.rpartition(".")[0] for key in known}
-    named = [(key, words) for key, words in known.items() if words or key not in sections]
     return [
-        click.Option(
-            [f"key_{number}", f"--{key}"],
-            shell_complete=lambda ctx, param, begun, words=words: _values(begun, words),
-        )
-        for number, (key, words) in enumerate(named)
+        click.Option([f"key_{number}", f"--{key}"], type=click.Choice(words) if words else None)
+        for number, (key, words) in enumerate(known.items())
+        if words or key not in sections
     ]
 
 
 def config_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Completes `a.b=value`."""
-    known = keys()
     key, equals, begun = incomplete.partition("=")
     if equals:
-        return [f"{key}={value}" for value in _values(begun, known.get(key, ()))]
-    return [f"{name}=" for name in known if name.startswith(incomplete)]
-
-
-def _values(begun: str, words: Sequence[str]) -> list[str]:
-    """Completes the value of a key that is one of some words, or a function."""
-    found = words or (_functions(begun) if ":" in begun else ())
-    return [one for one in found if one.startswith(begun)]
-
-
-def function(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Completes `module:function`, of a module in the working directory."""
-    return _functions(incomplete)
-
-
-def file_or_function(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-    """Completes a file, or a function in its place."""
-    return _functions(incomplete) if ":" in incomplete else file(ctx, param, incomplete)
-
-
-def _functions(prefix: str) -> list[str]:
-    module, colon, begun = prefix.partition(":")
-    if not colon:
-        return [f"{file.stem}:" for file in Path().glob("*.py") if file.stem.startswith(prefix)]
-    try:
-        found = ast.parse(Path(f"{module.replace('.', '/')}.py").read_bytes()).body
-    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):
-        return []
-    names = [one.name for one in found if isinstance(one, ast.FunctionDef | ast.ClassDef)]
-    return [f"{module}:{name}" for name in names if name.startswith(begun) and name[0] != "_"]
-
-
-def label(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Completes what may be the label: a column, array or feature of the data on the line."""
-    from replicate.app.inspect import starter
-
-    with contextlib.suppress(errors.ReplicateError):
-        names = starter.look(ctx.params.get("data") or "").names
-        return [name for name in names if name.startswith(incomplete)]
-    return []
+        return [f"{key}={one}" for one in keys().get(key, ()) if one.startswith(begun)]
+    return [f"{name}=" for name in keys() if name.startswith(incomplete)]
 
 
 def checkpoint(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -147,28 +82,35 @@ def checkpoint(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
 
 def _said(words: Iterable[str]) -> Mapping[str, Any] | None:
     """Returns what the first config on a line says, as far as it can be read."""
-    from replicate.app.config import documents
-
     config = next((word for word in words if word.endswith((".yaml", ".yml"))), "")
     with contextlib.suppress(errors.ConfigError):
+        from replicate.app.config import documents
+
         return documents.read(config).data
     return None
 
 
-def meant(word: str, options: Collection[str]) -> list[str]:
+def is_key(name: str) -> bool:
+    """Tells whether an option is a key of a config, or of a mapping in one."""
+    return "." in name or ("-" not in name and name not in ("help", "set") and name in keys())
+
+
+def meant(option: str, own: Collection[str], has_keys: bool) -> list[str]:
     """Returns the options, or else the keys, that an unknown option may mean.
 
     Args:
-        word: The option, with underscores.
-        options: Those of the command, likewise.
+        option: The option.
+        own: Those of the command, with underscores.
+        has_keys: Whether keys are options of it.
     """
     from replicate.app.config import types
 
-    known = {key: key.rpartition(".")[2] for key in keys()}
+    word = option.lstrip("-").replace("-", "_")
+    known = {key: key.rpartition(".")[2] for key in keys()} if has_keys else {}
     wanted = [word, *catalog.OTHER_NAMES.get(word, ())]
-    if not {*wanted} & {*options, *known.values()}:
-        wanted = [types.nearest(word, [*options, *known, *known.values()])]
-    near = [one.replace("_", "-") for one in options if one in wanted]
+    if not {*wanted} & {*own, *known.values()}:
+        wanted = [types.nearest(word, [*own, *known, *known.values()])]
+    near = [one.replace("_", "-") for one in own if one in wanted]
     near = near or [key for key, last in known.items() if {key, last} & {*wanted}][:_MAX_MEANT]
     return [f"--{one}" for one in near]
 
@@ -179,16 +121,16 @@ def keys(said: Mapping[str, Any] | None = None) -> dict[str, tuple[str, ...]]:
     Args:
         said: What a config says: of an input, say, only keys of its kind are wanted.
     """
-    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
+    schema = json.loads(_text())
     found: dict[str, dict[str, None]] = {}
     for path, words in _walk(schema["$defs"]["Config"], (), schema["$defs"], said):
         found.setdefault(".".join(path), {}).update(dict.fromkeys(words))
     return {key: tuple(words) for key, words in found.items()}
 
 
-def _spelt_out(said: object) -> dict[str, object]:
-    """Returns what a bare name stands for: a function, or an optimizer."""
-    return {"kind": "function", "name": said} if isinstance(said, str) else {}
+@functools.cache
+def _text() -> str:
+    return _SCHEMA.read_text(encoding="utf-8")
 
 
 def _walk(
@@ -203,7 +145,9 @@ def _walk(
         yield from _walk(alternative, path, sections, said)
     properties = node.get("properties", {})
     known = {name: one["const"] for name, one in properties.items() if "const" in one}
-    within = said if isinstance(said, dict) else _spelt_out(said)
+    # A bare name stands for a function, or an optimizer.
+    bare = {"kind": "function", "name": said} if isinstance(said, str) else {}
+    within = said if isinstance(said, dict) else bare
     is_other = any(within.get(name, one) != one for name, one in known.items())
     for name, child in properties.items():
         if name in known or not is_other:

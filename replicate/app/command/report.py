@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-import rich
 from rich import console as rich_console
 from rich import table as rich_table
 from rich import text as rich_text
@@ -19,28 +18,23 @@ _WIDE = 1000  # columns, where no terminal says how many there are
 _Cell = str | int | None  # None: a number that is not known
 
 
-def print_metrics(metrics: Mapping[str, object], title: str) -> None:
-    """Prints metrics as a table, by name, below a title that says the step."""
-    print(title)
-    table = rich_table.Table()
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    for name in sorted(metrics.keys() - {json_output.STEP}):
-        table.add_row(rich_text.Text(name), json_output.number(metrics[name]))
-    rich.print(table)
+def print_metrics(found: Sequence[Mapping[str, object]], title: str, in_rows: bool = False) -> None:
+    """Prints metrics as a table, below a title.
 
-
-def print_all_metrics(found: Sequence[Mapping[str, object]], title: str) -> None:
-    """Prints the metrics of several checkpoints as a table, a row for each."""
+    Args:
+        found: Those of one checkpoint, or of several.
+        title: The title.
+        in_rows: Whether each checkpoint has a row; else each metric of the first one.
+    """
     names = sorted({name for metrics in found for name in metrics} - {json_output.STEP})
     print(title)
-    table = rich_table.Table()
-    for name in ("step", *names):
-        table.add_column(rich_text.Text(name), justify="right")
-    for metrics in found:
-        cells = [json_output.number(metrics[name]) if name in metrics else "" for name in names]
-        table.add_row(str(metrics.get(json_output.STEP, "")), *cells)
-    rich.print(table)
+    cells = [[json_output.number(one[n]) if n in one else "" for n in names] for one in found]
+    if in_rows:
+        steps = [str(metrics.get(json_output.STEP, "")) for metrics in found]
+        rows = [[step, *row] for step, row in zip(steps, cells, strict=True)]
+        _print_table(("step", *names), rows, range(len(names) + 1))
+    else:
+        _print_table(("metric", "value"), list(zip(names, cells[0], strict=True)), (1,))
 
 
 def print_signatures(title: str, signatures: Mapping[str, Mapping[str, Mapping[str, str]]]) -> None:
@@ -58,48 +52,38 @@ def print_description(found: description.Description) -> None:
     towers = sum(device.tower is not None for device in found.devices)
     of_towers = f"{towers} tower{'s' if towers > 1 else ''} ({found.strategy})"
     print(f"{found.name}: {of_towers}, batches of {found.batch_size} rows")
-    _print_table(
-        ("variable", "kind", "shape", "dtype", "bytes", "device"),
-        (
-            (one.name, one.kind, _shape(one.shape), one.dtype, one.bytes, _places(one))
-            for one in found.variables
-        ),
-    )
+    variables = [
+        (one.name, one.kind, _shape(one.shape), one.dtype, one.bytes, _places(one))
+        for one in found.variables
+    ]
+    _print_table(("variable", "kind", "shape", "dtype", "bytes", "device"), variables)
     columns = ["device", "tower", "variables", "bytes", "operations of a step"]
-    if found.split is not None:
-        columns.append("of them split by rows")
-    rows = (
+    columns += ["of them split by rows"] * (found.split is not None)
+    rows: list[Sequence[_Cell]] = [
         (
             description.short(one.name),
             "" if one.tower is None else one.tower,
             *(one.variables, one.bytes, one.operations, one.of_tower),
         )
         for one in found.devices
-    )
-    _print_table(columns, (row[: len(columns)] for row in rows))
+    ]
+    _print_table(columns, [row[: len(columns)] for row in rows])
     if found.split is not None:
         _print_split(found.split)
-    _print_traffic(found)
-
-
-def _print_traffic(found: description.Description) -> None:
-    """Prints what travels, and what each device holds and moves beside the bound."""
     if found.transfers:
         print("moved between devices in a step:")
-        _print_table(
-            ("from", "to", "tensors", "bytes", "of unknown size"),
-            (
-                (*map(description.short, one[:2]), one.tensors, one.bytes, one.unsized)
-                for one in found.transfers
-            ),
-        )
+        moved: list[Sequence[_Cell]] = [
+            (*map(description.short, one[:2]), one.tensors, one.bytes, one.unsized)
+            for one in found.transfers
+        ]
+        _print_table(("from", "to", "tensors", "bytes", "of unknown size"), moved)
     if found.bound is not None:
         print(
             "bytes of weights and slots, and of a step; bound: an even share, what all-reduce moves"
         )
-        rows = [(description.short(d.name), d.held, d.sent, d.received) for d in found.devices]
-        rows.append(("bound", found.bound.held, found.bound.moved, found.bound.moved))
-        _print_table(("device", "held", "sent", "received"), rows)
+        held = [(description.short(d.name), d.held, d.sent, d.received) for d in found.devices]
+        held.append(("bound", found.bound.held, found.bound.moved, found.bound.moved))
+        _print_table(("device", "held", "sent", "received"), held)
 
 
 def _print_split(found: splitting.Report) -> None:
@@ -111,33 +95,30 @@ def _print_split(found: splitting.Report) -> None:
         f"{found.devices} devices; {count:,} with rows run once{largest}"
     )
     if whole:
-        _print_table(
-            ("operation", "kind", "bytes", "runs once because"),
-            ((one.name, one.type, one.bytes, one.reason) for one in whole),
-        )
+        rows = [(one.name, one.type, one.bytes, one.reason) for one in whole]
+        _print_table(("operation", "kind", "bytes", "runs once because"), rows)
 
 
-def _print_table(columns: Iterable[str], rows: Iterable[Sequence[_Cell]]) -> None:
+def _print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[_Cell]], numbers: Iterable[int] = ()
+) -> None:
     """Prints a table, as wide as it is; a terminal folds what is too long for it.
 
     Args:
         columns: Their names; those with numbers are set to the right.
         rows: A cell for each column.
+        numbers: Which columns have numbers that are written already.
     """
-    found = list(rows)
-    table = rich_table.Table()
+    table, written = rich_table.Table(), set(numbers)
     for index, name in enumerate(columns):
-        has_numbers = any(isinstance(row[index], int) for row in found)
-        table.add_column(name, justify="right" if has_numbers else "left", overflow="fold")
-    for row in found:
-        table.add_row(*(rich_text.Text(_written(cell)) for cell in row))
+        is_right = index in written or any(isinstance(row[index], int) for row in rows)
+        table.add_column(
+            rich_text.Text(name), justify="right" if is_right else "left", overflow="fold"
+        )
+    for row in rows:
+        cells = ("?" if one is None else f"{one:,}" if isinstance(one, int) else one for one in row)
+        table.add_row(*map(rich_text.Text, cells))
     rich_console.Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
-
-
-def _written(cell: _Cell) -> str:
-    if cell is None:
-        return "?"
-    return f"{cell:,}" if isinstance(cell, int) else cell
 
 
 def _shape(shape: Sequence[int | None] | None) -> str:

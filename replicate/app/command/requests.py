@@ -10,6 +10,7 @@ from typing import TextIO
 
 from replicate import errors
 from replicate.app.cluster import launcher, lifeline
+from replicate.app.command import command_line
 from replicate.app.config import (
     config,
     documents,
@@ -20,13 +21,8 @@ from replicate.app.config import (
     sections,
 )
 from replicate.app.inspect import absences
-from replicate.console import json_output
+from replicate.console import interrupts, json_output, messages, progress
 
-_SECTIONS = {
-    **dict.fromkeys(("describe", "launch", "train", "verify"), "train"),
-    "evaluate": "eval",
-    "predict": "predict",
-}
 _CALL_NOTHING = ("check", "launch")
 
 
@@ -56,25 +52,66 @@ class Request:
         (found,) = self.configs.values()
         return found
 
+    @property
+    def display(self) -> progress.Display:
+        """Where progress goes."""
+        if self.launcher is None:
+            return progress.Display(self.options.quiet)
+        return progress.Display(self.options.quiet, tell=self.launcher.tell)
+
     def print_json(self, value: object) -> None:
         """Prints a result as one line of JSON."""
         json_output.write(json_output.plain(value), self.out)
 
 
-def read_configs(options: types.SimpleNamespace) -> tuple[dict[str, config.Config], dict[str, str]]:
-    """Returns the configs that can be read, and what is wrong with the others, by path."""
-    found, faults = {}, {}
+def carry_out(
+    command: command_line.Command,
+    options: types.SimpleNamespace,
+    line: Sequence[str],
+    found: lifeline.Lifeline | None,
+) -> int:
+    """Reads the configs, all of them before any fault is reported, and runs the command."""
+    messages.show_progress(not options.quiet)
+    messages.show_news(False)  # commands say which devices they use
+    section = command.section
+    configs: dict[str, config.Config] = {}
+    faults: dict[str, str] = {}
     for path in options.configs:
         try:
-            data = getattr(options, "data", None)
-            settings = config.load(path, options.assignments, options.model_dir, data is not None)
-            if data is not None:
-                settings = _predicting(settings, data)
-            _require_section(settings, path, options)
-            found[path] = settings
+            configs[path] = _config(path, options, section)
         except errors.ConfigError as e:
             faults[path] = str(e)
-    return found, faults
+    prints = options.configs and options.print_config
+    if faults and (options.command != "check" or prints):
+        raise errors.ConfigError("\n".join(faults.values()))
+    if prints:
+        _print_configs(configs.values(), options.json)
+        return 0
+    with _surroundings(options, configs.values()) as out:
+        request = Request(options, line, found, configs, faults, out)
+        with interrupts.at_once():
+            if section is not None and configs:
+                _require_data(request, section)
+        return (command.callback and command.callback(request)) or 0
+
+
+def _config(path: str, options: types.SimpleNamespace, section: str | None) -> config.Config:
+    """Returns a config, which has the section that a command needs."""
+    data = getattr(options, "data", None)
+    settings = config.load(path, options.set, options.model_dir, data is not None)
+    if data is not None:
+        settings = _predicting(settings, data)
+    if section is None or getattr(settings, section) is not None:
+        return settings
+    place = f"{documents.file_of(path)}:1"
+    for text in options.set:
+        if text.removeprefix("--").partition("=")[0].strip() == section:
+            place = documents.source_of(text)
+    then = ", or name the FILE to predict for" if section == "predict" else ""
+    raise errors.ConfigError(
+        f"{place}: {section}: this section is required for `replicate {options.command}`. Add "
+        f"it{then}."
+    )
 
 
 def _predicting(settings: config.Config, path: str) -> config.Config:
@@ -95,22 +132,7 @@ def _predicting(settings: config.Config, path: str) -> config.Config:
     return settings.model_copy(update={"predict": predict.model_copy(update={"input": source})})
 
 
-def _require_section(settings: config.Config, path: str, options: types.SimpleNamespace) -> None:
-    section = _SECTIONS.get(options.command)
-    if section is None or getattr(settings, section) is not None:
-        return
-    place = f"{documents.file_of(path)}:1"
-    for text in options.assignments:
-        if text.removeprefix("--").partition("=")[0].strip() == section:
-            place = documents.source_of(text)
-    then = ", or name the FILE to predict for" if section == "predict" else ""
-    raise errors.ConfigError(
-        f"{place}: {section}: this section is required for `replicate {options.command}`. Add "
-        f"it{then}."
-    )
-
-
-def require_data(request: Request) -> None:
+def _require_data(request: Request, section: str) -> None:
     """Looks at the files that a command is to read, before TensorFlow is loaded.
 
     A task of a cluster may need none of them, and a run that has begun may be over.
@@ -118,10 +140,9 @@ def require_data(request: Request) -> None:
     Raises:
         RunError: If a file is not there, or a table does not fit.
     """
-    options, section = request.options, _SECTIONS.get(request.options.command)
-    if section is None or not options.configs or "TF_CONFIG" in os.environ:
+    options, settings, wanted = request.options, request.settings, [section]
+    if "TF_CONFIG" in os.environ:
         return
-    settings, wanted = request.settings, [section]
     if options.command in ("train", "launch"):
         is_trial, is_new = (getattr(options, name, False) for name in ("fast_dev_run", "fresh"))
         if not (is_trial or is_new) and launcher.saved_step(settings.model_dir) is not None:
@@ -131,44 +152,31 @@ def require_data(request: Request) -> None:
     absences.require_data(settings, wanted)
 
 
-def print_configs(found: Iterable[config.Config], as_json: bool) -> None:
+def _print_configs(found: Iterable[config.Config], as_json: bool) -> None:
     """Prints configs with all defaults; as JSON one by itself, several as a list."""
-    texts = [config.to_yaml(one) for one in found]
     if not as_json:
-        print("---\n".join(schema.line() + text for text in texts), end="")
+        print("---\n".join(schema.line() + config.to_yaml(one) for one in found), end="")
         return
-    plain: list[json_output.Json] = [documents.parse(text, "config").data for text in texts]
-    json_output.write(plain[0] if len(plain) == 1 else plain, sys.stdout)
+    plain: list[json_output.Json] = [one.model_dump(mode="json") for one in found]
+    json_output.write(json_output.plain(plain[0] if len(plain) == 1 else plain), sys.stdout)
 
 
 @contextlib.contextmanager
-def surroundings(
+def _surroundings(
     options: types.SimpleNamespace, configs: Iterable[config.Config]
 ) -> Iterator[TextIO]:
-    """While entered, this process is as a command wants it.
+    """While entered, this process is as a command wants it; yields where its result goes.
 
     Modules beside the first config can be imported, where its functions are to be called, and
     only training is part of a cluster.
-
-    Yields:
-        Where the result goes.
     """
     with contextlib.ExitStack() as leave:
         for settings in [] if options.command in _CALL_NOTHING else list(configs)[:1]:
             leave.enter_context(functions.importable(settings.folder))
-        if options.command != "train" or options.fast_dev_run:
-            leave.enter_context(_without_cluster())
+        told = os.environ.get("TF_CONFIG")
+        if told is not None and (options.command != "train" or options.fast_dev_run):
+            del os.environ["TF_CONFIG"]
+            leave.callback(os.environ.__setitem__, "TF_CONFIG", told)
         # What a launched process tells goes straight to stdout.
         is_alone = options.json and options.command != "launch"
         yield leave.enter_context(json_output.alone()) if is_alone else sys.stdout
-
-
-@contextlib.contextmanager
-def _without_cluster() -> Iterator[None]:
-    """While entered, the environment says nothing of a cluster."""
-    told = os.environ.pop("TF_CONFIG", None)
-    try:
-        yield
-    finally:
-        if told is not None:
-            os.environ["TF_CONFIG"] = told

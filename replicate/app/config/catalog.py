@@ -103,7 +103,7 @@ Dtype = Literal[
 ]
 DTYPES: Final = get_args(Dtype)
 
-METRIC_REDUCTIONS: Final = ("sum", "mean", "max", "min", "first")
+MetricReduction = Literal["sum", "mean", "max", "min", "first"]
 
 # Words in the names of metrics.
 _MORE_IS_BETTER = frozenset(
@@ -120,45 +120,30 @@ _TURNS = frozenset("negative neg minus one inverse inv drop gap free complement"
 OUTPUT_ENDINGS: Final = (".jsonl", ".json", ".csv", ".npz")
 
 # What others call it, in small letters -> what it may be here.
-OTHER_NAMES: Final = MappingProxyType(
+OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "path": ("file",),
-        "paths": ("file",),
-        "files": ("file",),
-        "filename": ("file",),
+        **dict.fromkeys(("path", "paths", "files", "filename"), ("file",)),
+        **dict.fromkeys(("gpus", "cpus"), ("devices",)),
+        **dict.fromkeys(("lr", "rate"), ("learning_rate",)),
+        **dict.fromkeys(("sep", "separator"), ("delimiter",)),
+        **dict.fromkeys(("target", "labels"), ("label",)),
+        **dict.fromkeys(("sgd", "gradient_descent"), ("GradientDescent",)),
+        **dict.fromkeys(("int", "integer"), ("int32", "int64")),
+        **dict.fromkeys(("float", "number"), ("float32", "float64")),
+        **dict.fromkeys(("str", "text", "bytes", "object"), ("string",)),
+        **dict.fromkeys(("gzip", "gz"), ("GZIP",)),
+        **dict.fromkeys(("avg", "average"), ("mean",)),
         "type": ("kind", "dtype"),
         "format": ("kind",),
         "batch": ("batch_size",),
-        "lr": ("learning_rate",),
-        "rate": ("learning_rate",),
         "max_steps": ("steps",),
-        "target": ("label",),
-        "labels": ("label",),
-        "sep": ("delimiter",),
-        "separator": ("delimiter",),
         "model": ("model_fn",),
-        "cpus": ("devices",),
-        "gpus": ("devices",),
-        "sgd": ("GradientDescent",),
-        "gradient_descent": ("GradientDescent",),
         "nesterov": ("Momentum", "use_nesterov"),
-        "int": ("int32", "int64"),
-        "integer": ("int32", "int64"),
         "long": ("int64",),
-        "float": ("float32", "float64"),
-        "number": ("float32", "float64"),
         "double": ("float64", "float32"),
         "half": ("float16",),
-        "str": ("string",),
-        "text": ("string",),
-        "bytes": ("string",),
-        "object": ("string",),
         "boolean": ("bool",),
-        "gzip": ("GZIP",),
-        "gz": ("GZIP",),
         "ps": ("parameter_server",),
-        "avg": ("mean",),
-        "average": ("mean",),
     }
 )
 

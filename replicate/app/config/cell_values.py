@@ -44,16 +44,22 @@ def text_of(value: object, dtype: str) -> str:
     """Returns the cell that a config's value stands for, such as a default.
 
     Raises:
-        ValueError: If it stands for none of this dtype; says what it must be.
+        ValueError: If it stands for none of this dtype.
     """
-    if dtype == "string" and not isinstance(value, str):
-        raise ValueError("a text (in quotes)")
     if isinstance(value, float) and value.is_integer() and not dtype.startswith("float"):
         value = int(value)  # 1e3
-    if not isinstance(value, int | float | str) or (isinstance(value, bool) and dtype != "bool"):
-        raise ValueError(dtype)
-    try:
-        value_of(str(value), dtype)
-    except ValueError:
-        raise ValueError(dtype) from None
+    is_text, is_truth = isinstance(value, str), isinstance(value, bool)
+    fits = is_text if dtype == "string" else not is_truth or dtype == "bool"
+    if not (fits and isinstance(value, int | float | str)):
+        raise ValueError(value)
+    value_of(str(value), dtype)
     return str(value)
+
+
+def is_of(value: object, dtype: str, takes_text: bool = False) -> bool:
+    """Tells whether a value is one of a dtype, or, if it takes text, stands for one in a cell."""
+    try:
+        text_of(value, dtype)
+    except ValueError:
+        return False
+    return takes_text or isinstance(value, str) == (dtype == "string")

@@ -6,9 +6,9 @@ faults at once.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
@@ -17,7 +17,7 @@ from replicate import errors
 from replicate.app.config import (
     catalog,
     documents,
-    files,
+    faults,
     input_config,
     optimizer_config,
     sections,
@@ -29,95 +29,72 @@ _RUNS = "runs"  # where a run is by its name
 
 
 def _model_dir(path: str) -> str:
-    """Takes a path; a relative one stays relative to the working directory.
-
-    TensorFlow finds checkpoints by patterns, and would not find those of such a place again.
-    """
-    path = os.path.expanduser(types.path_of(path, None))
-    if path.startswith("~"):
-        rule = "a path in a home folder that is known"
-        raise types.expected(rule, path, "Write the path without ~.")
+    """Takes a path that is no pattern: by one TensorFlow would not find checkpoints again."""
     if set(path.replace(os.sep, "/")) & set("*?[\\"):
-        rule = "a path without * ? [ and \\, by which TensorFlow finds no checkpoint"
-        raise types.expected(rule, path)
+        raise ValueError("must be a path without * ? [ and \\, by which TensorFlow finds none")
+    if (path := os.path.expanduser(path)).startswith("~"):
+        raise ValueError("must be a path in a home folder that is known")
     return path
 
 
 class Config(types.Section):
     """A whole config."""
 
-    ALSO = (documents.EXTENDS,)
-    FILLED_IN = {"name": "the file's name", "model_dir": "runs/<name>"}  # noqa: RUF012
-
-    name: types.Text = Field(
-        description="What the run is called; else as the file without its ending."
-    )
-    model_fn: types.Function = Field(
-        description="The Estimator model_fn, as `package.module:function`."
-    )
-    optimizer: optimizer_config.OptimizerOrFunction | None = Field(
-        None,
-        description="By name with arguments, or a function that returns one; null: the "
-        "model_fn's own train_op is used.",
-    )
-    params: dict[str, types.Anything] = Field({}, description="What model_fn gets as `params`.")
-    devices: sections.Devices = Field(
-        "auto",
-        description="auto, a list of names, how many (GPUs, or CPU devices where there is no "
-        "GPU), {gpu: n}, or {cpu: n} for n logical CPU devices.",
-    )
-    strategy: catalog.Strategy | None = Field(
-        None,
-        description="Where variables live and how they are updated; null: parameter_server, or "
-        "multi_worker where TF_CONFIG has several workers.",
-    )
-    loss_reduction: Literal["sum", "mean"] | None = Field(
-        None,
-        description="With tower_building call, which it chooses: how the towers' losses and "
-        "gradients are joined, sum or mean (by rows); null: mean.",
-    )
-    accumulate_steps: types.Positive = Field(
-        1,
-        description="Batches that make one update; their gradients are averaged, or added with "
-        "loss_reduction: sum. Steps count batches.",
-    )
-    clip_global_norm: types.AboveZero | None = Field(
-        None, description="Clips reduced gradients to this norm; null: no clipping."
-    )
-    update_ops: Literal["first", "mean", "all"] | None = Field(
-        None,
-        description="With tower_building call, which it chooses: whose UPDATE_OPS run, first, "
-        "mean or all towers'; null: first.",
-    )
-    tower_building: Literal["split", "call"] | None = Field(
-        None,
-        description="split calls the model_fn once, on the whole batch, and splits one device's "
-        "graph by rows, which changes no number; call calls it once per tower, on its rows; null: "
-        "call where loss_reduction or update_ops is given, else split.",
-    )
-    random_numbers: Literal["one_device", "per_device"] | None = Field(
-        None,
-        description="With tower_building split: one_device draws what one device draws; "
-        "per_device lets each device draw its own, of the same distribution; null: the latter. "
-        "`replicate verify` takes the first.",
-    )
-    seed: Annotated[int, types.number(int)] | None = Field(
-        None,
-        description="Of every random operation and initial value, and of Python's and NumPy's "
-        "generators; null: another one in each run.",
-    )
-    model_dir: Annotated[types.Text, pydantic.AfterValidator(_model_dir)] = Field(
-        description="Where checkpoints and summaries are; relative to the working directory."
-    )
-    train: sections.Train | None = Field(None, description="How to train.")
-    eval: sections.Eval | None = Field(None, description="How to evaluate.")
-    predict: sections.Predict | None = Field(None, description="How to predict.")
-    export: sections.Export | None = Field(None, description="How to export.")
-    run: sections.Run = Field(default_factory=sections.Run, description="Settings of the session.")
-    cluster: sections.Cluster = Field(
-        default_factory=sections.Cluster,
-        description="What TF_CONFIG does not say of a cluster.",
-    )
+    extends: types.Text | None = Field(None, exclude=True)
+    """A config that this one begins with, relative to this file: mappings are merged, all else is
+    replaced."""
+    name: types.Text = ""
+    """What the run is called; else as the file without its ending."""
+    model_fn: types.Function
+    """The Estimator model_fn, as `package.module:function`."""
+    optimizer: optimizer_config.OptimizerOrFunction | None = None
+    """By name with arguments, or a function that returns one; null: the model_fn's own train_op is
+    used."""
+    params: dict[str, types.Anything] = Field({})
+    """What model_fn gets as `params`."""
+    devices: sections.Devices = "auto"
+    """auto, a list of names, how many (GPUs, or CPU devices where there is no GPU), {gpu: n}, or
+    {cpu: n} for n logical CPU devices."""
+    strategy: catalog.Strategy | None = None
+    """Where variables live and how they are updated; null: parameter_server, or multi_worker where
+    TF_CONFIG has several workers."""
+    loss_reduction: Literal["sum", "mean"] | None = None
+    """With tower_building call, which it chooses: how the towers' losses and gradients are joined,
+    sum or mean (by rows); null: mean."""
+    accumulate_steps: types.Positive = 1
+    """Batches that make one update; their gradients are averaged, or added with loss_reduction:
+    sum. Steps count batches."""
+    clip_global_norm: types.AboveZero | None = None
+    """Clips reduced gradients to this norm; null: no clipping."""
+    update_ops: Literal["first", "mean", "all"] | None = None
+    """With tower_building call, which it chooses: whose UPDATE_OPS run, first, mean or all towers';
+    null: first."""
+    tower_building: Literal["split", "call"] | None = None
+    """split calls the model_fn once, on the whole batch, and splits one device's graph by rows,
+    which changes no number; call calls it once per tower, on its rows; null: call where
+    loss_reduction or update_ops is given, else split."""
+    random_numbers: Literal["one_device", "per_device"] | None = None
+    """With tower_building split: one_device draws what one device draws; per_device lets each
+    device draw its own, of the same distribution; null: the latter. `replicate verify` takes the
+    first."""
+    seed: types.Whole | None = None
+    """Of every random operation and initial value, and of Python's and NumPy's generators; null:
+    another one in each run."""
+    model_dir: Annotated[types.Text, pydantic.AfterValidator(_model_dir)] = ""
+    """Where checkpoints and summaries are, relative to the working directory; else `runs/<name>`.
+    """
+    train: sections.Train | None = None
+    """How to train."""
+    eval: sections.Eval | None = None
+    """How to evaluate."""
+    predict: sections.Predict | None = None
+    """How to predict."""
+    export: sections.Export | None = None
+    """How to export."""
+    run: sections.Run = Field(default_factory=sections.Run)
+    """Settings of the session."""
+    cluster: sections.Cluster = Field(default_factory=sections.Cluster)
+    """What TF_CONFIG does not say of a cluster."""
     _folder: str = pydantic.PrivateAttr("")
 
     def model_post_init(self, context: Path | None) -> None:
@@ -154,21 +131,37 @@ class Config(types.Section):
         """Tells whether two configs say the same, wherever they stand."""
         return isinstance(other, Config) and self.__dict__ == other.__dict__
 
-    def faults(self) -> Iterator[tuple[str, str]]:
+    def faults(self) -> Iterator[tuple[types.KeyPath, str]]:
         """See base class."""
+        train, of_eval = self.train, self.eval
         inside = os.path.join(_RUNS, "")
         is_by_name = self.model_dir == os.path.join(_RUNS, self.name)
         if is_by_name and not os.path.normpath(self.model_dir).startswith(inside):
             rule = f"must not lead out of {_RUNS}, where the run is by its name, got {self.name!r}"
-            yield "name", f"{rule}. Choose another one, or set model_dir."
+            yield ("name",), f"{rule}. Choose another one, or set model_dir."
         for exporter in self.export.exporters if self.export is not None else ():
-            if exporter.kind != "final" and self.eval is None:
+            if exporter.kind != "final" and of_eval is None:
                 rule = f"must have no {exporter.kind} exporter without an eval section. Add one."
-                yield "export", rule
-        if self.train and self.eval and self.eval.input.is_trained_on(self.train.input):
-            yield "eval", "must have the input.holdout that train has, or it has rows of training."
-        yield from self._faults_of_building()
-        yield from self._faults_of_training()
+                yield ("export",), rule
+        if train and of_eval and of_eval.input.is_trained_on(train.input):
+            rule = "must have the input.holdout that train has, or it has rows of training."
+            yield ("eval",), rule
+        if train and train.early_stopping and not self.evaluated_every:
+            yield ("train", "early_stopping"), "must come with eval.every_steps. Set that."
+        if train and train.keep_best and not of_eval:
+            yield ("train", "keep_best"), "must come with an eval section. Add one."
+        if train and train.mixed_precision and self.optimizer is None:
+            rule = "must come with an optimizer: model_fn has one of its own. Name it in the config"
+            yield ("train", "mixed_precision"), f"{rule}, or scale the loss in model_fn."
+        of_towers = [n for n in ("loss_reduction", "update_ops") if getattr(self, n) is not None]
+        then = "Leave out one of them."
+        if self.tower_building == "split":
+            for name in of_towers:
+                rule = "must be left out with tower_building: split, which has one device's graph"
+                yield (name,), f"{rule}. {then}"
+        elif self.random_numbers and (self.tower_building or of_towers):
+            said = "tower_building: call" if self.tower_building else of_towers[0]
+            yield ("random_numbers",), f"must be left out with {said}: each tower draws. {then}"
 
     def require_cluster(self, workers: int, servers: int) -> None:
         """Refuses a strategy that would leave the workers of a cluster alone.
@@ -187,35 +180,6 @@ class Config(types.Section):
                 f"strategy: must be multi_worker where a cluster has {workers} workers and no "
                 f"parameter servers, got {wanted}. Set that, or leave strategy out."
             )
-
-    def _faults_of_building(self) -> Iterator[tuple[str, str]]:
-        """Yields what only the other way of building towers has."""
-        of_towers = [n for n in ("loss_reduction", "update_ops") if getattr(self, n) is not None]
-        if self.tower_building == "split":
-            for name in of_towers:
-                yield (
-                    name,
-                    "must be left out with tower_building: split, which computes what one device "
-                    "computes. Leave out one of them.",
-                )
-        elif self.random_numbers is not None and (self.tower_building == "call" or of_towers):
-            said = "tower_building: call" if self.tower_building else of_towers[0]
-            yield (
-                "random_numbers",
-                f"must be left out with {said}: each tower draws its own. Leave out one of them.",
-            )
-
-    def _faults_of_training(self) -> Iterator[tuple[str, str]]:
-        train = self.train
-        if train is None:
-            return
-        if train.early_stopping and not (self.eval and self.eval.every_steps):
-            yield "train", "must have no early_stopping without eval.every_steps. Set that."
-        if train.keep_best and not self.eval:
-            yield "train", "must have no keep_best without an eval section. Add one."
-        if train.mixed_precision and self.optimizer is None:
-            rule = "must have no mixed_precision where model_fn has an optimizer of its own. Name"
-            yield "train", f"{rule} the optimizer in the config, or scale the loss in model_fn."
 
 
 _PLACEHOLDER = "in.place:of"  # an input that another one replaces
@@ -239,14 +203,14 @@ def load(
     Raises:
         ConfigError: If anything is wrong; one line for each fault, with file, line and key.
     """
-    made, faults = _checked(path, assignments, model_dir, has_input)
-    if made is not None and not faults:
+    made, found = _checked(path, assignments, model_dir, has_input)
+    if made is not None and not found:
         return made
     # What comes with an assignment has that for its place, also where it stands in no line.
     counts = range(len(assignments))
     before = [_checked(path, assignments[:n], model_dir, has_input)[1] for n in counts]
     lines = []
-    for fault, place in faults.items():
+    for fault, place in found.items():
         came = [one for one, known in zip(assignments, before, strict=True) if fault not in known]
         place = documents.source_of(came[-1]) if came and place else place
         lines.append(f"{place}: {fault}" if place else fault)
@@ -269,22 +233,10 @@ def _checked(
     if has_input and isinstance(predict := data.get("predict"), dict):
         predict.setdefault("input", _PLACEHOLDER)
     try:
-        return Config.model_validate(data, context=folder), dict.fromkeys(document.faults, "")
+        made, details = Config.model_validate(data, context=folder), []
     except pydantic.ValidationError as e:
-        return None, {**dict.fromkeys(document.faults, ""), **_faults(e, document)}
-
-
-def _faults(error: pydantic.ValidationError, document: documents.Document) -> dict[str, str]:
-    """Returns the place of each fault; what is wrong behind an anchor is told once."""
-    found, known = {}, set()
-    for one in error.errors(include_url=False):
-        path = types.keys_of(one["loc"], document.data)
-        place = document.place(path)
-        fault = place.origin, one["msg"]
-        if one["input"] is not yaml_nodes.UNREAD and fault not in known:
-            found[f"{yaml_nodes.dotted(path)}: {one['msg']}" if path else one["msg"]] = place.text
-        known.add(fault)
-    return found
+        made, details = None, e.errors(include_url=False)
+    return made, faults.told(details, document)
 
 
 def to_yaml(config: Config, folder: str | None = None) -> str:
@@ -294,14 +246,4 @@ def to_yaml(config: Config, folder: str | None = None) -> str:
         config: The config.
         folder: Where the YAML will be, which names no other folder of this machine then.
     """
-    return documents.dump(_plain(config, folder))
-
-
-def _plain(value: Any, folder: str | None) -> Any:
-    if isinstance(value, types.File):
-        return str(value) if folder is None else files.relative(value, folder)
-    if isinstance(value, types.Section):
-        return {name: _plain(getattr(value, name), folder) for name in type(value).model_fields}
-    if isinstance(value, Mapping):
-        return {name: _plain(one, folder) for name, one in value.items()}
-    return [_plain(one, folder) for one in value] if isinstance(value, tuple | list) else value
+    return documents.dump(config.model_dump(mode="json", context=folder))

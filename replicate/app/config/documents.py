@@ -1,4 +1,4 @@
-"""A config as a document: read from a file, overridden key by key, written again.
+"""A config as a document: read, put on top of another one, overridden key by key, written again.
 
 A config may begin with another one: `extends: base.yaml`. Mappings are merged, key by key, and
 all else is replaced. So is a mapping that is of another `kind` than the base's, and an optimizer
@@ -8,7 +8,7 @@ or a schedule of another `name`: their keys would not fit.
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -25,52 +25,76 @@ _HEAD = f"""{_MARK}: the config of this run, with all defaults. {_FUNCTIONS}{{}}
 # run `replicate check FOLDER --print-config > COPY`, which prints absolute paths; put COPY beside
 # its functions' modules, or run commands where these are.
 """
-_MAX_BYTES = 2**24  # of a file; a device may have no end
 
 
-class Document(NamedTuple):
-    """What a config says.
+class Document(yaml_nodes.Values):
+    """What a config says; its folder is where its functions are imported from.
 
-    Attributes:
-        source: Its file, as the user wrote it.
-        folder: Where its functions are imported from: its own, or, of what a run has written
-            down, that of the run's config.
-        data: The plain values.
-        places: Where each key stands, e.g. `("train", "steps")` at `digits.yaml:12`.
-        faults: What is wrong with the YAML itself, as finished lines of text.
+    Raises:
+        ConfigError: If it is no YAML mapping.
     """
 
-    source: str
-    folder: Path
-    data: dict[str, Any]
-    places: dict[yaml_nodes.KeyPath, yaml_nodes.Place]
-    faults: list[str]
+    def __init__(self, text: str, source: str, folder: Path = Path()):
+        super().__init__(text, source, folder)
+        self.data = {} if self.data is None else self.data
+        if not isinstance(self.data, dict):
+            raise errors.ConfigError(
+                f"{source}:1: a config is a mapping of keys to values, got {self.data!r:.99}. "
+                "Start with e.g. `model_fn: package.module:function`."
+            )
+
+    def known(self, path: yaml_nodes.KeyPath) -> yaml_nodes.KeyPath:
+        """Returns a path, or else the nearest one around it, whose place is known."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return path
 
     def place(self, path: yaml_nodes.KeyPath) -> yaml_nodes.Place:
         """Returns where a key stands, or else the nearest key around it."""
-        whole, top = path, yaml_nodes.Place(f"{self.source}:1", (self.source, 0))
-        while path and path not in self.places:
-            path = path[:-1]
-        found = self.places.get(path, top)
-        return found if path == whole else found._replace(origin=(str(whole), -1))
+        top = yaml_nodes.Place(f"{self.source}:1", (self.source, 0))
+        return self.places.get(self.known(path), top)
 
+    def replace(
+        self, path: yaml_nodes.KeyPath, places: dict[yaml_nodes.KeyPath, yaml_nodes.Place]
+    ) -> None:
+        """Forgets where all below a path stands, and notes other places."""
+        kept = {one: at for one, at in self.places.items() if one[: len(path)] != path}
+        self.places = kept | places
 
-class _Dumper(yaml.SafeDumper):
-    """The safe dumper; quotes what our loader, or PyYAML's, takes for a number."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """See base class."""
-        return True
-
-
-def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Keeps a text in one line, whatever it has."""
-    style = None if "".join(text.splitlines()) == text else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
-
-
-_Dumper.add_implicit_resolver(*yaml_nodes.FLOAT)
-_Dumper.add_representer(str, _represent_text)
+    def assign(self, assignment: str) -> None:
+        """Sets a key from an `a.b=value` text; see `read`."""
+        source = source_of(assignment)
+        key, equals, written = assignment.removeprefix("--").partition("=")
+        path = tuple(part.strip() for part in key.split("."))
+        if not equals or not all(path):
+            raise errors.ConfigError(
+                f"{source}: must be key=value, with dots between the parts of the key. "
+                "Write e.g. --set train.steps=1000."
+            )
+        if path[0] == EXTENDS:
+            raise errors.ConfigError(
+                f"{source}: {EXTENDS}: must stand in a config. Write it there."
+            )
+        values = yaml_nodes.Values(written, source, Path(self.source).absolute().parent)
+        self.faults += values.faults
+        within, value, above = self.data, values.data, 0
+        for above, name in enumerate(path[:-1], 1):
+            if within.get(name) is None:
+                self.places[path[:above]] = yaml_nodes.Place(source, (source, -1))
+                within[name] = {}
+            within = within[name]
+            if not isinstance(within, dict):
+                left = path[above:]
+                whole = "{" + ": {".join(left) + f": {written}" + "}" * len(left)
+                key = ".".join(path[:above])
+                option = f"--set {key}=" if source.startswith("--set ") else f"--{key}="
+                raise errors.ConfigError(
+                    f"{source}: {key} is {within!r} in {self.source} and has no keys. "
+                    f"Set all of it: {option}'{whole}'"
+                )
+        within[path[-1]] = value
+        places = {(*path, *below): place for below, place in values.places.items()}
+        self.replace(path, {path: yaml_nodes.Place(source, (source, 0)), **places})
 
 
 def read(path: Path | str, assignments: Iterable[str] = ()) -> Document:
@@ -85,27 +109,16 @@ def read(path: Path | str, assignments: Iterable[str] = ()) -> Document:
         ConfigError: If a file cannot be read or is no YAML mapping, or extends itself; or an
             assignment has no `=`, is no YAML, or goes through a value that has no keys.
     """
-    text, folder = _text_of(path), Path(path).absolute().parent
-    functions, tree = folder, _tree(text, str(path), folder if is_record(text) else None)
+    text, file = _text_of(path), Path(path)
+    document = Document(text, str(path), file.absolute().parent)
     if is_record(text):
         named = text.partition("\n")[0].partition(_FUNCTIONS)[2]
-        functions = Path(os.path.normpath(folder / named))
+        document.folder = Path(os.path.normpath(document.folder / named))
     else:
-        _extend(tree, Path(path), [])
-    return _document(tree, str(path), functions, assignments)
-
-
-def parse(text: str, source: str, assignments: Iterable[str] = ()) -> Document:
-    """Reads a config from text, which extends no other one; see `read`."""
-    return _document(_tree(text, source), source, Path(), assignments)
-
-
-def _document(
-    tree: yaml_nodes.Tree, source: str, folder: Path, assignments: Iterable[str]
-) -> Document:
-    for text in assignments:
-        _assign(tree, text, source)
-    return Document(source, folder, tree.read(), tree.places, tree.faults)
+        _extend(document, file, [])
+    for assignment in assignments:
+        document.assign(assignment)
+    return document
 
 
 def file_of(path: str) -> str:
@@ -142,78 +155,62 @@ def is_record(text: str) -> bool:
 
 def _text_of(path: Path | str) -> str:
     try:
-        with open(path, "rb") as file:
-            written = file.read(_MAX_BYTES + 1)
-        if len(written) <= _MAX_BYTES:
+        with open(path, "rb") as file:  # a device may have no end
+            written = file.read(yaml_nodes.MAX_SIZE + 1)
+        if len(written) <= yaml_nodes.MAX_SIZE:
             return written.decode("utf-8-sig")
-        fault = f"a config file has at most {_MAX_BYTES} bytes. Check the path."
-    except FileNotFoundError:
-        fault = (
-            "a config file must exist, but there is none by this name. "
-            "Check the path; it is looked up from the working directory."
-        )
+        fault = f"a config file has at most {yaml_nodes.MAX_SIZE:,} bytes. Check the path."
     except UnicodeDecodeError as e:
         fault = f"a config file is UTF-8 text; byte {e.start} is not. Save it as UTF-8."
-    except OSError as e:
-        fault = f"a config file must be readable: {e.strerror}. Check the path."
+    except (OSError, ValueError) as e:  # of a path that cannot be one
+        fault = f"a config file must exist and be readable: {e}. Check the path."
     raise errors.ConfigError(f"{path}: {fault}")
 
 
-def _tree(text: str, source: str, folder: Path | None = None) -> yaml_nodes.Tree:
-    """Returns the nodes of a config; its paths are relative to the folder, if one is given."""
-    node = yaml_nodes.compose(text, source)
-    if node is None:
-        node = yaml_nodes.compose("{}", source)
-    if isinstance(node, yaml.MappingNode):
-        return yaml_nodes.Tree(node, folder)
-    raise errors.ConfigError(
-        f"{source}:1: a config is a mapping of keys to values, got {yaml_nodes.kind_of(node)}. "
-        "Start with e.g. `model_fn: package.module:function`."
-    )
-
-
-def _extend(tree: yaml_nodes.Tree, file: Path, above: list[tuple[Path, str]]) -> None:
-    """Puts what stands in a file over what it extends.
+def _extend(document: Document, file: Path, above: list[Path]) -> None:
+    """Puts a document on top of what it extends.
 
     Args:
-        tree: What stands there.
+        document: What stands in a file.
         file: The file.
-        above: The files that extend this one, the first of them first, with their names.
+        above: The files that extend this one, the first of them first.
     """
-    name, place = tree.pop(EXTENDS)
-    if place is None or name is yaml_nodes.UNREAD:
+    place, name = document.place((EXTENDS,)).text, document.data.pop(EXTENDS, None)
+    if isinstance(name, yaml_nodes.Unread) or (EXTENDS,) not in document.places:
+        document.faults += [f"{place}: {EXTENDS}: {name.fault}"] if name else []
         return
-    place = f"{place}: {EXTENDS}"
-    known = [*above, (file.resolve(), os.path.normpath(file))]
-    base = _base(name, file, place)
-    if any(base.resolve() == one for one, _ in known):
-        names = " -> ".join([*(name for _, name in known), os.path.normpath(base)])
-        raise errors.ConfigError(f"{place}: must not lead back to a file: {names}. Remove one.")
-    below = _tree(_text_of(base), os.path.normpath(base), base.absolute().parent)
+    if not isinstance(name, str) or not name.strip():
+        raise errors.ConfigError(f"{place}: {EXTENDS}: must be the path of a config, got {name!r}.")
+    base = file.parent / os.path.expanduser(name)
+    if not os.path.isfile(base):
+        raise errors.ConfigError(
+            f"{place}: {EXTENDS}: must be a config file, but there is none by the name {name}. "
+            "Check the path; it is relative to the file it stands in."
+        )
+    known = [*above, file]
+    if any(base.resolve() == one.resolve() for one in known):
+        names = " -> ".join(os.path.normpath(one) for one in [*known, base])
+        rule = f"must not lead back to a file: {names}. Remove one."
+        raise errors.ConfigError(f"{place}: {EXTENDS}: {rule}")
+    below = Document(_text_of(base), os.path.normpath(base), base.absolute().parent)
     _extend(below, base, known)
-    tree.extend(below, _deciding)
+    document.data = _over(document.data, below, below.data, ())
+    document.places = below.places | document.places
+    document.faults += below.faults
 
 
-def _base(name: object, file: Path, place: str) -> Path:
-    if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise errors.ConfigError(f"{place}: must be the path of a config, got {name!r}.")
-    try:
-        base = file.parent / Path(name).expanduser()
-        if base.is_file():
-            return base
-    except (OSError, RuntimeError):  # a name that is too long, a home folder that is not known
-        pass
-    raise errors.ConfigError(
-        f"{place}: must be a config file, but there is none by the name {name}. "
-        "Check the path; it is relative to the file it stands in."
-    )
-
-
-def _deciding(path: yaml_nodes.KeyPath) -> str:
-    """Returns the key by which a mapping at a path takes keys from the base's, or does not."""
-    if path[:1] in ((), ("params",)):
-        return ""
-    return "name" if path[0] == "optimizer" else "kind"
+def _over(value: Any, base: Document, other: Any, path: yaml_nodes.KeyPath) -> Any:
+    """Returns a value put over the base's one at the same path."""
+    decides = "name" if path[:1] == ("optimizer",) else "kind"
+    is_merged = isinstance(value, dict) and isinstance(other, dict)
+    if is_merged and decides in value and path and path[0] != "params":
+        is_merged = value[decides] == other.get(decides)
+    if not is_merged:
+        if path in base.places:
+            base.replace(path, {})
+        return value
+    merged = {key: _over(one, base, other.get(key), (*path, key)) for key, one in value.items()}
+    return other | merged
 
 
 def source_of(assignment: str) -> str:
@@ -221,33 +218,26 @@ def source_of(assignment: str) -> str:
     return assignment if assignment.startswith("--") else f"--set {assignment}"
 
 
-def _assign(tree: yaml_nodes.Tree, assignment: str, file: str) -> None:
-    """Sets a key from an `a.b=value` text."""
-    source = source_of(assignment)
-    key, equals, written = assignment.removeprefix("--").partition("=")
-    path = tuple(key.strip().split("."))
-    if not equals or not all(path):
-        raise errors.ConfigError(
-            f"{source}: must be key=value, with dots between the parts of the key. "
-            "Write e.g. --set train.steps=1000."
-        )
-    if path[0] == EXTENDS:
-        raise errors.ConfigError(f"{source}: {EXTENDS}: must stand in a config. Write it there.")
-    value = yaml_nodes.compose(written, source) or yaml_nodes.compose("null", source)
-    try:
-        tree.assign(path, value)
-    except yaml_nodes.NoKeysError as e:
-        above, left = ".".join(path[: e.depth]), path[e.depth :]
-        whole = "{" + ": {".join(left) + f": {written}" + "}" * len(left)
-        option = f"--set {above}=" if source.startswith("--set ") else f"--{above}="
-        raise errors.ConfigError(
-            f"{source}: {above} is {yaml_nodes.kind_of(e.node)} in {file} and has no keys. "
-            f"Set all of it: {option}'{whole}'"
-        ) from None
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper; quotes what our loader, or PyYAML's, takes for a number."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """See base class."""
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Keeps a text in one line, whatever it has."""
+    style = None if "".join(text.splitlines()) == text else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_implicit_resolver(*yaml_nodes.FLOAT)
+_Dumper.add_representer(str, _represent_text)
 
 
 def dump(data: Mapping[str, Any], flow: bool = False) -> str:
-    """Returns YAML that `parse` reads back as equal data, keys in the order given.
+    """Returns YAML that reads back as equal data, keys in the order given.
 
     Args:
         data: Plain values.
@@ -269,4 +259,4 @@ def _escaped(value: Any) -> Any:
         return {name: _escaped(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_escaped(one) for one in value]
-    return yaml_nodes.escaped(value) if isinstance(value, str) else value
+    return value.replace("${", "$${") if isinstance(value, str) else value

@@ -1,7 +1,7 @@
 """Data files that a config names: patterns made out, and what a file is by its first bytes."""
 
+import contextlib
 import glob
-import gzip
 import os
 import zlib
 from collections.abc import Iterable
@@ -10,6 +10,12 @@ from replicate import errors
 
 GIVEN = "FILE"  # what a file of the command line is called, in place of a config's key
 KINDS = {"text": "csv", **{kind: kind for kind in ("npz", "parquet", "tfrecord")}}  # of inputs
+_BEGINS = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "npz",
+    b"PAR1": "parquet",
+    b"\x93NUMPY": "npy",
+}
 _ADVICE = {
     "gzip": "is compressed with gzip. Decompress it first",
     "npz": "is an npz file. Set kind: npz",
@@ -31,12 +37,10 @@ def expanded(names: Iterable[str], key: str) -> list[str]:
         found = _matching(name)
         if not found:
             raise missing(name, key)
-        for path in found:
-            if os.path.exists(path) and not os.path.isfile(path):  # a device may have no end
-                raise errors.RunError(
-                    f"{key}: {path}: must be a file, but is none. Check the path."
-                )
         paths += found
+    for path in paths:
+        if os.path.exists(path) and not os.path.isfile(path):  # a device may have no end
+            raise errors.RunError(f"{key}: {path}: must be a file, but is none. Check the path.")
     return paths
 
 
@@ -56,10 +60,9 @@ def absent(names: Iterable[str]) -> list[str]:
 
 def missing(name: str, key: str) -> errors.RunError:
     """Returns the fault of a name or pattern that nothing is found by."""
+    rule = "the file must exist, but does not"
     if glob.has_magic(name):
         rule = "a file must exist by this name or pattern, there is none"
-    else:
-        rule = "the file must exist, but does not"
     of_config = "" if key == GIVEN else "; a relative one is looked up from the config's folder"
     return errors.RunError(f"{key}: {name}: {rule}. Check the path{of_config}.")
 
@@ -78,45 +81,35 @@ def size(path: str) -> int:
 
 def kind_of(path: str) -> str:
     """Returns what a file is: gzip, npz, npy, parquet, tfrecord, text; empty if not known."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(1024)
-    except OSError:
-        return ""
-    return kind_of_head(head)
+    return kind_of_head(_head(path)[:1024])
 
 
 def form_of(path: str) -> str:
     """Returns what a file is, compressed or not; see `kind_of`."""
     kind = kind_of(path)
+    if kind not in ("gzip", ""):
+        return kind
+    with contextlib.suppress(zlib.error):
+        return kind_of_head(zlib.decompressobj(47).decompress(_head(path), 1024))  # gzip or zlib
+    return ""
+
+
+def _head(path: str) -> bytes:
     try:
-        if kind == "gzip":
-            with gzip.open(path) as file:
-                return kind_of_head(file.read(1024))
-        if not kind:
-            with open(path, "rb") as file:
-                given = file.read(2**16)
-            return kind_of_head(zlib.decompressobj().decompress(given, 1024))
-    except (OSError, EOFError, zlib.error):
-        return ""
-    return kind
+        with open(path, "rb") as file:
+            return file.read(2**16)
+    except OSError:
+        return b""
 
 
 def kind_of_head(head: bytes) -> str:
     """Returns what a file is that begins with some bytes; see `kind_of`."""
-    if head.startswith(b"\x1f\x8b"):
-        return "gzip"
-    if head.startswith(b"PK\x03\x04"):
-        return "npz"
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    if head.startswith(b"\x93NUMPY"):
-        return "npy"
+    for begin, kind in _BEGINS.items():
+        if head.startswith(begin):
+            return kind
     if len(head) > 12 and head[4:8] == bytes(4) and head[:4] != bytes(4):
         return "tfrecord"  # a length of 8 bytes comes first
-    if head and not any(byte < 9 for byte in head):
-        return "text"
-    return ""
+    return "text" if head and not any(byte < 9 for byte in head) else ""
 
 
 def refuse_other_kind(path: str, wanted: str, key: str) -> None:

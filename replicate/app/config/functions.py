@@ -3,9 +3,10 @@
 import contextlib
 import importlib
 import inspect
+import operator
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from replicate import errors
@@ -36,39 +37,36 @@ def load(name: str, key: str) -> Callable[..., Any]:
         RunError: If the module cannot be imported, or has no such function.
     """
     module_name, _, attributes = name.partition(":")
-    value = _import(module_name, f"{key}: {name}")
-    for attribute in attributes.split("."):
-        if not hasattr(value, attribute):
-            public = [known for known in dir(value) if not known.startswith("_")]
-            then = types.meant(attribute, public, f"Define it in {module_name}.")
-            raise errors.RunError(f"{key}: {name}: {module_name} must have {attribute}. {then}")
-        value = getattr(value, attribute)
-    if not callable(value):
-        raise errors.RunError(f"{key}: {name}: must be a function, got {type(value).__name__}.")
-    return value
-
-
-def _import(module_name: str, where: str) -> Any:
+    where = f"{key}: {name}"
+    module = None
     try:
-        return importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
+        value = operator.attrgetter(attributes)(module)
     except ModuleNotFoundError as e:
         is_itself = e.name is not None and (module_name + ".").startswith(e.name + ".")
-        missing = module_name if is_itself else e.name
         raise errors.RunError(
-            f"{where}: the module {missing} cannot be found. Check the spelling; modules are "
-            "looked up in the config's folder, the working directory and the environment."
+            f"{where}: the module {module_name if is_itself else e.name} cannot be found. Check "
+            "the spelling; modules are looked up in the config's folder, the working directory and "
+            "the environment."
         ) from e
     except errors.ReplicateError:
         raise
     except (Exception, SystemExit) as e:  # user code, which may raise anything
+        if module is not None and isinstance(e, AttributeError):
+            public = [known for known in dir(e.obj) if not known.startswith("_")]
+            then = types.meant(str(e.name), public, f"Define it in {module_name}.")
+            raise errors.RunError(f"{where}: {module_name} must have {e.name}. {then}") from e
         raise errors.RunError(
             f"{where}: importing {module_name} failed: {type(e).__name__}: {e}. Correct it there."
         ) from e
+    if not callable(value):
+        raise errors.RunError(f"{where}: must be a function, got {type(value).__name__}.")
+    return value
 
 
 def names(fn: Callable[..., Any], argument: str) -> bool:
     """Tells whether a function names an argument."""
-    return argument in {parameter.name for parameter in _parameters(fn)}
+    return argument in _signature(fn).parameters
 
 
 def call_with_named(fn: Callable[..., Any], offered: Mapping[str, Any], key: str) -> Any:
@@ -77,31 +75,24 @@ def call_with_named(fn: Callable[..., Any], offered: Mapping[str, Any], key: str
     Raises:
         RunError: If it needs an argument that is not offered.
     """
-    parameters = _parameters(fn)
-    named = {p.name for p in parameters}
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    needed = [
-        p.name
-        for p in parameters
-        if p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        and p.name not in offered
-    ]
-    if needed:
+    signature = _signature(fn)
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    chosen = {n: one for n, one in offered.items() if takes_all or n in signature.parameters}
+    try:
+        signature.bind(**chosen)
+    except TypeError as e:
         raise errors.RunError(
-            f"{key}: the function may name {', '.join(offered)}, but it needs "
-            f"{', '.join(needed)}. Give that a default."
-        )
-    return fn(**{name: one for name, one in offered.items() if takes_all or name in named})
+            f"{key}: the function may name {', '.join(offered)}: {e}. Give that a default."
+        ) from None
+    return fn(**chosen)
 
 
-def _parameters(fn: Callable[..., Any]) -> Collection[inspect.Parameter]:
+def _signature(fn: Callable[..., Any]) -> inspect.Signature:
     """Returns what a function may be called with; nothing where that cannot be told."""
     if inspect.isclass(fn) and fn.__new__ is object.__new__:
         # NOTE: TensorFlow wraps its classes' constructors, those that take nothing as well.
         if inspect.unwrap(fn.__init__) is object.__init__:
-            return ()
-    try:
-        return inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return ()
+            return inspect.Signature()
+    with contextlib.suppress(TypeError, ValueError):
+        return inspect.signature(fn)
+    return inspect.Signature()

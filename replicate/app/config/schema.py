@@ -11,12 +11,6 @@ from replicate.app.config import config, documents
 FILE = Path(__file__).with_name("config.schema.json")
 BESIDE = "replicate.schema.json"  # a copy beside a config, so that a repository may have both
 
-EXTENDS = {
-    "type": "string",
-    "minLength": 1,
-    "description": "A config that this one begins with, relative to this file: mappings are "
-    "merged, all else is replaced.",
-}
 _VARIABLE = {
     "type": "string",
     "pattern": r"\$\{",
@@ -26,24 +20,27 @@ _DATA = ("const", "default", "propertyNames")  # no schemas, or not of values
 
 
 class _Generator(json_schema.GenerateJsonSchema):
-    """Leaves out titles, which repeat the keys."""
+    """Leaves out titles, which repeat the keys, and requires what unions go by."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         """See base class."""
         return False
 
+    def tagged_union_schema(self, schema: Any) -> dict[str, Any]:
+        """See base class; the tag is required in each member, so nothing need name it."""
+        made = super().tagged_union_schema(schema)
+        made.pop("discriminator", None)
+        return made
+
     def model_schema(self, schema: Any) -> dict[str, Any]:
         """See base class."""
         made = super().model_schema(schema)
         made.pop("title", None)
-        return made
-
-    def tagged_union_schema(self, schema: Any) -> dict[str, Any]:
-        """See base class; what goes by a value's type need not be exclusive."""
-        made = super().tagged_union_schema(schema)
-        made.pop("discriminator", None)
-        if not all("$ref" in member for member in made.get("oneOf", ())):
-            made["anyOf"] = made.pop("oneOf")
+        for key in made["properties"].values():
+            key["description"] = " ".join(key.get("description", "").split())
+        tags = [name for name, key in made["properties"].items() if "const" in key]
+        if tags:
+            made["required"] = [*tags, *made.get("required", ())]
         return made
 
 
@@ -56,7 +53,6 @@ def sections() -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     """Returns the schema, draft 2020-12."""
     found = {name: _with_variables(one) for name, one in sections().items()}
-    extends = {documents.EXTENDS: EXTENDS}
     keys = found["Config"]["properties"]
     keys = {name: {"description": one["description"]} for name, one in keys.items()}
     return {
@@ -65,7 +61,7 @@ def schema() -> dict[str, Any]:
         "type": "object",
         # What a base may have is not required here.
         "if": {"required": [documents.EXTENDS]},
-        "then": {"properties": extends | keys, "additionalProperties": False},
+        "then": {"properties": keys, "additionalProperties": False},
         "else": {"$ref": "#/$defs/Config"},
         "$defs": {**found, "Variable": _VARIABLE},
     }
