@@ -32,7 +32,8 @@ def _found(tmp_path, **keys):
 @pytest.mark.parametrize(
     "name", ["mine:model_fn", "mine:Model.build", "mine:paths", "mine:tf", "mine:rows", DIGITS]
 )
-def test_functions_that_a_module_has_are_found_without_importing_it(tmp_path, name):
+def test_functions_that_a_module_has_are_found_without_importing_it(tmp_path, monkeypatch, name):
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     (tmp_path / "mine.py").write_text(MODULE)
     assert _found(tmp_path, model_fn=name) == []
     assert "mine" not in sys.modules

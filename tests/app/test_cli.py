@@ -61,8 +61,8 @@ train DIGITS --train..steps=3 | --train..steps=3: must be key=value
 train DIGITS --train=null | --train=null: train: this section is required
 launch DIGITS --workers 2 --ps 1 --strategy mirrored | strategy: must leave the variables to the
 launch DIGITS --workers 2 --evaluator --eval=null --export=null | --evaluator: must come with an
-launch DIGITS --workers 2 -- x | CONFIG must be one, or a command behind --.
-launch --workers 2 | CONFIG must be one, or a command behind --.
+launch DIGITS --workers 2 -- x | CONFIG must be one, or a command behind --;
+launch --workers 2 | CONFIG must be one, or a command behind --;
 launch --workers 2 --seed 3 -- x | A command behind -- reads no config: leave that out.
 launch DIGITS --workers 3:2 | must be a whole number of at least 1, or MIN:MAX
 launch DIGITS --workers 1 --ps -1 | '--ps': -1 is not in the range x>=0

@@ -313,12 +313,12 @@ def test_scripts_end_when_their_launcher_is_killed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--workers", "2"], "CONFIG: must be one, or a command behind --; got 0 configs"),
+        (["--workers", "2"], "CONFIG must be one, or a command behind --; got 0 configs"),
         (["a.yaml", "b.yaml", "--workers", "2"], "got 2 configs"),
         (["--workers", "2", "--"], "got 0 configs"),
-        (["a.yaml", "--workers", "2", "--", "python"], "a.yaml: must not come with a command"),
-        (["--workers", "2", "--seed", "3", "--", "python"], "--seed=3: must not come with"),
-        (["--workers", "2", "--json", "--", "python"], "--json: must not come with"),
+        (["a.yaml", "--workers", "2", "--", "python"], "or a command behind --; got 1 configs"),
+        (["--workers", "2", "--seed", "3", "--", "python"], "command behind -- reads no config"),
+        (["--workers", "2", "--json", "--", "python"], "command behind -- reads no config"),
     ],
 )
 def test_one_thing_is_launched(arguments, text, capsys):

@@ -12,7 +12,7 @@ import pytest
 
 import replicate
 from replicate.app.command import cli
-from replicate.app.config import config
+from replicate.app.config import config, functions
 from replicate.app.runs import folders
 from replicate.app.training import (
     estimators,
@@ -644,7 +644,8 @@ WIDE = "model_fn=line_of_trainings:wide"
 
 def test_mixed_precision_on_cpus_rewrites_to_bfloat16(folder):
     path = str(folder / "line.yaml")
-    described = estimators.describe(config.load(path, HALF))
+    with functions.importable(str(folder)):
+        described = estimators.describe(config.load(path, HALF))
     rewrites = described.config.session_config.graph_options.rewrite_options
     assert rewrites.auto_mixed_precision_onednn_bfloat16 == 1
     assert rewrites.auto_mixed_precision == 0
@@ -681,7 +682,7 @@ def test_a_loss_scale_leaves_two_towers_exact(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "code", "text"),
     [
-        ("optimizer=null", 2, "must have no mixed_precision where model_fn has an optimizer of"),
+        ("optimizer=null", 2, "must come with an optimizer: model_fn has one of its own"),
         ("optimizer=line_of_trainings:scaled", 1, "where the optimizer has a loss scale already"),
     ],
 )

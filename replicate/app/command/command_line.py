@@ -105,8 +105,10 @@ class Command(click.Command):
                 raise errors.ConfigError(text)
         if self.name == "launch":
             of_config = {"configs", "set", "json", "print_config"} & set(given)
-            if ("script" in given) == ("configs" in given) or len(ctx.params["configs"]) > 1:
-                raise click.UsageError("CONFIG must be one, or a command behind --.", ctx)
+            number = len(ctx.params["configs"])
+            if ("script" in given) == ("configs" in given) or number > 1:
+                text = f"CONFIG must be one, or a command behind --; got {number} configs."
+                raise click.UsageError(text, ctx)
             if "script" in given and of_config:
                 raise click.UsageError("A command behind -- reads no config: leave that out.", ctx)
 
