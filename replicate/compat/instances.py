@@ -52,7 +52,6 @@ TAKEN = tuple(
             | copies have what their originals have of these, and no more
         _get_control_flow_context | a merge call in a loop or branch is refused
         _set_control_flow_context | what replaces operations of a loop is made inside of it
-        _create_op_internal | many reshapes are made in a third of the time
         _distribution_strategy_stack | where tf.distribute keeps its own mode
         _mutation_lock | a tower that waits for others lets them run sessions of the graph
         _last_loss_reduction | tf.losses notes there whether the last loss is a sum
@@ -108,17 +107,12 @@ TAKEN = tuple(
         _create_slots | slots are made where no condition holds
         _distributed_apply | a single tower's step is the one that one device makes
         _get_non_slot_variable | AdamW corrects its moments as Adam does
-        _learning_rate | the learning rate is shown
-    Adam:
-        _lr | the learning rate is shown, which has another name there
     synchronous optimizer:
         _replicas_to_aggregate _total_num_replicas
             | without more tokens than it needs a step waits for its own
     hook of a synchronous optimizer:
         _sync_optimizer _is_chief _num_tokens
             | a hook of ours, for whose thread nobody waits, takes its place
-    loss-scale optimizer:
-        _optimizer | the slots are those of the optimizer inside
     loss of tf.keras:
         _get_reduction | a loss asks it whether it may average over rows in a replica
     backend of tf.keras:

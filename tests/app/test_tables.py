@@ -162,6 +162,16 @@ def test_columns_are_read_as_each_cell_is_by_itself(tmp_path, written, dtype, de
     assert found.dtype == (object if dtype == "string" else dtype)
 
 
+def test_only_a_quote_that_is_open_at_the_end_is_refused(tmp_path):
+    path = tmp_path / "f.csv"
+    keys = {"columns": {"a": "string", "b": "string"}, "header": False}
+    path.write_text('1,"l\nm" \n')  # more follows a quote that is closed
+    assert tables.read(csv_input(path, **keys), "k")[0]["b"] == [b"l\nm "]
+    path.write_text('1,"l\nm" \n2,"n\n3,o\n')
+    with pytest.raises(errors.RunError, match="must be CSV"):
+        tables.read(csv_input(path, **keys), "k")
+
+
 def test_floats_are_numbers_that_their_dtype_holds(tmp_path):
     path = tmp_path / "f.csv"
 

@@ -49,11 +49,6 @@ def tpu_context():
     return found[0]
 
 
-def loss_scale_optimizer():
-    inner = tf1.train.AdamOptimizer()
-    return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(inner, 2.0)
-
-
 def synchronous():
     return tf1.train.SyncReplicasOptimizer(tf1.train.AdamOptimizer(), 1)
 
@@ -92,10 +87,8 @@ MAKERS = {
     "function": lambda: tf.function(lambda: 1.0),
     "replicate context of a TPU": tpu_context,
     "optimizer": lambda: tf1.train.GradientDescentOptimizer(1.0),
-    "Adam": tf1.train.AdamOptimizer,
     "synchronous optimizer": synchronous,
     "hook of a synchronous optimizer": lambda: synchronous().make_session_run_hook(True),
-    "loss-scale optimizer": loss_scale_optimizer,
     "loss of tf.keras": lambda: tf.keras.losses.MeanSquaredError(),
     "backend of tf.keras": backend_of_keras,
     "optimizer of tf.keras": lambda: tf.keras.optimizers.SGD(),

@@ -28,6 +28,7 @@ Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # each of shape [rows, ...], t
 
 _MAX_IN_MEMORY = 2**30  # bytes of all files together
 _PACKED, _PACKED_RATIO = ("gzip", "parquet"), 5  # what is read is about so much longer
+_OPEN_QUOTE = "unexpected end of data"  # how Python's reader tells of it
 _BLOCK = 2**21  # bytes of CSV at a time; a row is no longer
 _UNREADABLE = (  # what pyarrow and Python's readers raise, or its bases
     *(OSError, EOFError, ValueError, TypeError),
@@ -131,11 +132,26 @@ def _line(path: str, delimiter: str | None, row: int | None) -> str:
 def texts(
     path: str, delimiter: str, is_strict: bool = False
 ) -> Generator[tuple[int, list[str]], None, None]:
-    """Yields for each row of CSV the line that it begins in, and its cells, by Python's reader."""
+    """Yields for each row of CSV the line that it begins in, and its cells, by Python's reader.
+
+    Args:
+        path: The file.
+        delimiter: What separates the cells.
+        is_strict: Whether a quote that is open where the file ends is a `csv.Error`. Rows in which
+            other characters follow a quote that is closed are left out then.
+    """
     opened: Any = gzip.open if files.kind_of(path) == "gzip" else open
     with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
         reader, line = csv.reader(file, delimiter=delimiter, strict=is_strict), 1
-        for cells in reader:
+        while True:
+            try:
+                cells = next(reader, None)
+            except csv.Error as e:
+                if not is_strict or _OPEN_QUOTE in str(e):
+                    raise
+                cells = []  # the reader begins anew with the next line
+            if cells is None:
+                return
             if cells:
                 yield line, cells
             line = reader.line_num + 1
