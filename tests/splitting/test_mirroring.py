@@ -462,6 +462,17 @@ def test_each_device_reads_its_own_copy():
     assert {*found} == {(DEVICES[1], "tower_1/table")}
 
 
+def test_a_device_reads_a_copy_once_for_all_reads_that_wait_for_the_same():
+    ops = Built(MODELS["adam"], 2).graph.get_operations()
+    updates = [op for op in ops if op.type == "ResourceApplyAdam"]
+    casts = {op.name.startswith("tower_1/"): [] for op in updates}
+    for op in updates:  # the power of beta1 is cast to float64
+        casts[op.name.startswith("tower_1/")].append(op.inputs[3].op)
+    assert [len(casts[is_later]) for is_later in (False, True)] == [6, 6]  # of six variables
+    (read,) = {cast.inputs[0].op for cast in casts[True]}
+    assert read.inputs[0].op.name == "tower_1/beta1_power"
+
+
 def test_a_gather_from_a_variable_without_copies_stays_beside_it():
     def mirrored():
         return [each for each in tf1.trainable_variables() if each.op.name != "table"]
