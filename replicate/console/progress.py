@@ -51,8 +51,8 @@ class Display:
         quiet: Whether to show nothing at all.
         file: A stream in place of stderr.
         tell: Gets messages for a launcher, which shows the bars of several processes:
-            `{"state": what this process does}`, `{"line": a line of progress that was shown}`,
-            `{"task": 0, "bar": a Bar}` and, once there is none any more, `{"task": 0}`.
+            `{"line": a line of progress that was shown}`, `{"task": 0, "bar": a Bar}` and, once
+            there is none any more, `{"task": 0}`.
 
     Attributes:
         quiet: See the argument.
@@ -89,10 +89,6 @@ class Display:
     def has_bars(self) -> bool:
         """Whether tasks are bars, and not lines."""
         return self._rows is not None
-
-    def state(self, text: str) -> None:
-        """Tells a launcher what this process does."""
-        self.tell({"state": text})
 
     def status(self, text: str) -> None:
         """Shows a line below the bars in place of the one before; an empty text: none."""

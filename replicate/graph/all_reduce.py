@@ -118,7 +118,7 @@ def transferred(
         reductions.require_sum(tensor.dtype)
     most = packing.even_share(rows[0], len(devices)) if is_spread else math.inf
     plan = packing.Packing(rows, pack_bytes, most)
-    counts = [True] * len(devices) if has_rows is None else has_rows
+    counts = has_rows or [True] * len(devices)
     packed = [plan.pack(*each) for each in zip(rows, devices, counts, strict=True)]
     summed = algorithm(packed, devices, Wire(transfer_dtype, pack_bytes > 0))
     return [plan.unpack(row, device) for row, device in zip(summed, devices, strict=True)]
@@ -160,7 +160,7 @@ def batch_sum_onto(
     for targets, members in together.items():
         rows = zip(*(reductions.require_alike(columns[n]) for n in members), strict=True)
         counted = [
-            row if counts is True else reductions.masked(row, counts)
+            reductions.masked(row, counts)
             for row, counts in zip(rows, has_rows or [True] * len(sources), strict=True)
         ]
         summed += _sums(counted, sources, targets[0], _SHARED)

@@ -69,6 +69,7 @@ class Packing:
                 self.packs.append(members)
             members.append(n)
             opened[dtype] = members, held + size
+        self._alike = [self._only_in_length(members) for members in self.packs]
 
     def pack(
         self, row: Sequence[tf.Tensor], device: str | None = None, counts: bool | tf.Tensor = True
@@ -82,22 +83,22 @@ class Packing:
         """
         with reductions.on(device):
             packed = [
-                _end_to_end([[row[n] for n in alike] for alike in self._alike(members)])
+                _end_to_end([[row[n] for n in columns] for columns in alike])
                 if len(members) > 1
                 else row[members[0]]
-                for members in self.packs
+                for members, alike in zip(self.packs, self._alike, strict=True)
             ]
-            return packed if counts is True else reductions.masked(packed, counts)
+            return reductions.masked(packed, counts)
 
     def unpack(self, packed: Sequence[tf.Tensor], device: str | None = None) -> list[tf.Tensor]:
         """Returns a row's N tensors again, on the row's device."""
         row: dict[int, tf.Tensor] = {}
         with reductions.on(device):
-            for members, tensor in zip(self.packs, packed, strict=True):
-                row.update(self._cut(members, tensor) if len(members) > 1 else {members[0]: tensor})
+            for members, alike, tensor in zip(self.packs, self._alike, packed, strict=True):
+                row.update(self._cut(alike, tensor) if len(members) > 1 else {members[0]: tensor})
         return [row[n] for n in range(len(row))]
 
-    def _alike(self, members: Sequence[int]) -> list[list[int]]:
+    def _only_in_length(self, members: Sequence[int]) -> list[list[int]]:
         """Returns the columns of a pack: lists of those that only differ in length."""
         alike: dict[tuple[int, ...] | None, list[int]] = {}
         for n in members:
@@ -105,9 +106,8 @@ class Packing:
             alike.setdefault(tuple(shape[1:].as_list()) if shape.rank else None, []).append(n)
         return list(alike.values())
 
-    def _cut(self, members: Sequence[int], flat: tf.Tensor) -> dict[int, tf.Tensor]:
+    def _cut(self, alike: Sequence[Sequence[int]], flat: tf.Tensor) -> dict[int, tf.Tensor]:
         """Returns the tensors of one pack again, by their columns."""
-        alike = self._alike(members)
         sizes = [sum(self._shapes[n].num_elements() for n in columns) for columns in alike]
         found: dict[int, tf.Tensor] = {}
         for columns, part in zip(alike, _split(flat, sizes), strict=True):

@@ -175,10 +175,7 @@ def mask_rows(
     Returns:
         K values, each on the device where it was.
     """
-    return [
-        value if keep is True else masked([value], keep)[0]
-        for value, keep in zip(tensors, has_rows, strict=True)
-    ]
+    return [masked([value], keep)[0] for value, keep in zip(tensors, has_rows, strict=True)]
 
 
 def masked(tensors: Sequence[types.Gradient], counts: bool | tf.Tensor) -> list[types.Gradient]:
@@ -188,6 +185,8 @@ def masked(tensors: Sequence[types.Gradient], counts: bool | tf.Tensor) -> list[
         tensors: N tensors or IndexedSlices.
         counts: A bool, or a bool tensor of shape [].
     """
+    if counts is True:
+        return list(tensors)
     found: list[types.Gradient] = []
     zeros: dict[tf.DType, tf.Tensor] = {}
     for value in map(_as_tensor, tensors):

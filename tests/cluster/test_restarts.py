@@ -295,18 +295,11 @@ def test_a_training_that_loses_a_worker_ends_as_one_that_does_not(tmp_path):
 # A training: a part of a batch of 5 rows for each worker, of 13 rows in another order each pass.
 
 TRAINING = """
-extends: line.yaml
-optimizer: {learning_rate: 1e-4}
+extends: steady.yaml
 train:
-  epochs: null
-  keep_best: null
-  early_stopping: null
   steps: 500
-  save_checkpoints_steps: 10
   hooks: [slow_of_elastic:slow]
-  input: {batch_size: 5}
-eval: null
-export: null
+  input: {batch_size: 5, shuffle: true}
 """
 
 SLOW = """
