@@ -186,6 +186,67 @@ def fetched(spec: Any) -> dict:
     return found
 
 
+def ordered(fetch: Callable) -> Callable:
+    """Returns a `fetch` that requires each write of a variable to have an order with its reads."""
+
+    def checked(spec):
+        found = fetch(spec)
+        graph = tf1.get_default_graph()
+        fetches = tf.nest.flatten([found, updates_of(spec)], expand_composites=True)
+        elements = [graph.as_graph_element(each, allow_operation=True) for each in fetches]
+        races = unordered([getattr(each, "op", each) for each in elements])
+        assert not races, f"read and written in any order: {races}"
+        return found
+
+    return checked
+
+
+def unordered(ops: Sequence[tf.Operation]) -> list[tuple[str, str]]:
+    """Returns what a run of operations reads of a variable, and a write before or after that."""
+    before = reached(ops, inputs_of)
+    after = {op: [] for op in before}
+    for op in before:
+        for each in inputs_of(op):
+            after[each].append(op)
+    reads, writes = ({}, {})
+    for op in before:
+        for handle in (tensor for tensor in op.inputs if tensor.dtype == tf.resource):
+            maker = handle.op
+            while maker.type in ("Identity", "Enter"):
+                maker = maker.inputs[0].op
+            if maker.type == "VarHandleOp" and op.type not in ("Identity", "Enter"):
+                users = reads if op.type in READS else writes
+                users.setdefault(maker, []).append(op)
+    found = []
+    for variable, changes in writes.items():
+        for change in changes if variable in reads else ():
+            known = reached([change], inputs_of) | reached([change], after.__getitem__)
+            found += [(read.name, change.name) for read in reads[variable] if read not in known]
+    return found
+
+
+READS = (
+    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
+    *("VariableShape", "VarIsInitializedOp"),
+)
+
+
+def inputs_of(op: tf.Operation) -> list[tf.Operation]:
+    """Returns what runs before an operation."""
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+
+
+def reached(ops: Sequence[tf.Operation], step: Callable) -> set[tf.Operation]:
+    """Returns operations, and all to which steps lead from them."""
+    found, waiting = set(), list(ops)
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += step(op)
+    return found
+
+
 def updates_of(spec: Any) -> list:
     if spec.mode == "train":
         return [spec.train_op]
@@ -315,7 +376,7 @@ def require_one_device(
     expected = _on_one_device(*given)
     with quiet():
         replicated = model_fn.replicate_model_fn(model, optimizer_fn, **options)
-        found = run(replicated, batches, mode, is_static, fetch)
+        found = run(replicated, batches, mode, is_static, ordered(fetch or fetched))
     for part in Run._fields:
         with named(part):
             compare(getattr(found, part), getattr(expected, part), *tolerance)

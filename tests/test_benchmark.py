@@ -48,7 +48,7 @@ def test_a_model_that_is_none_is_bad_usage(command):
     line = [sys.executable, str(SCRIPTS / script), *arguments]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "'no' is none of bert, deepfm, " in done.stderr
+    assert "'no' is none of bert, clicks, " in done.stderr
     assert "Traceback" not in done.stderr
 
 

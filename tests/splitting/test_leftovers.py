@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
+from tests import exactness
 from tests.splitting import alike
 
 F64 = tf.float64
@@ -124,3 +125,28 @@ def require_no_reads_in_loops(op, result):
             waiting += [tensor.op for tensor in each.inputs]
     reads = [each for each in found - copies if each.type == "ReadVariableOp"]
     assert not [each.name for each in reads if each._get_control_flow_context() is not None]
+
+
+@pytest.mark.parametrize("rows", [500, 2, 1])
+def test_what_is_fetched_beside_a_step_is_looked_up_once(fresh_graph, rows):
+    """Each device looks up its own different ids; one device's are those of all, in order."""
+    ids = tf1.placeholder(tf.int64, [None])
+    start = tf.constant_initializer(np.arange(30.0).reshape(10, 3))
+    table = tf1.get_variable("table", [10, 3], F64, start, use_resource=True)
+    different, places = tf.unique(ids)
+    rows_of = tf.identity(tf.nn.embedding_lookup(table, different), "rows_of")
+    found = tf.identity(tf.gather(rows_of, places) + 1.0, "found")
+    loss = tf.reduce_sum(tf.square(tf.gather(rows_of, places)))
+    step = tf1.train.GradientDescentOptimizer(0.01).minimize(loss)
+    result = alike.split([ids], [step])
+    races = exactness.unordered([result.fetch[0], found.op, rows_of.op])
+    assert not races, races
+    with alike.session() as session:
+        session.run(table.initializer)
+        for number in range(3):
+            values, before = np.arange(rows) * 7 % (9 - number), session.run(table)
+            fetch = [result.fetch[0], "rows_of:0", "found:0"]
+            _, unique, given = session.run(fetch, {ids: values}, alike.PATIENCE)
+            np.testing.assert_array_equal(given, before[values] + 1.0)
+            first = list(dict.fromkeys(values.tolist()))
+            np.testing.assert_array_equal(unique, before[first])

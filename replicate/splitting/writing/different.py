@@ -38,6 +38,34 @@ def joined(written: "writers.Writer", tensor: tf.Tensor, state: Local) -> Refere
     return tensor
 
 
+def picked(written: "writers.Writer", tensor: tf.Tensor, state: Local) -> Reference | None:
+    """Returns of what devices have for their different values each one's first, as `joined` does.
+
+    Unlike there, no operation runs again on whole values. None if entries are of no different ones.
+
+    Args:
+        written: The writer.
+        tensor: The tensor, whose entries are alike for values that are alike.
+        state: Its state.
+    """
+    source, nodes, home = state.source, written.nodes, written.home
+    is_one_each = isinstance(source, tf.Tensor) and source.op.type in different.KINDS
+    if isinstance(state, Sums) or not is_one_each or source.value_index:
+        return None
+    places = output(str(written.whole(source)), 1)
+    parts = _all(written, tensor, source)
+    sizes = [
+        nodes.add("Size", [each], home, T=dtype, out_type=tf.int32)
+        for each, dtype in ((places, tf.int32), (written.whole(source), source.dtype))
+    ]
+    zero, one = (written.constant(np.int32(n), None) for n in (0, 1))
+    each = nodes.add("Range", [zero, sizes[0], one], home, Tidx=tf.int32)
+    kinds = {"T": tf.int32, "Tindices": tf.int32, "Tnumsegments": tf.int32}
+    first = nodes.add("UnsortedSegmentMin", [each, places, sizes[1]], home, **kinds)
+    kinds = {"Tparams": tensor.dtype, "Tindices": tf.int32, "Taxis": tf.int32}
+    return nodes.add("GatherV2", [parts, first, zero], home, **kinds)
+
+
 def shape(written: "writers.Writer", leaf: tf.Tensor, tensor: tf.Tensor, source: tf.Tensor) -> str:
     """Returns the shape of a value for each different value, without making it.
 

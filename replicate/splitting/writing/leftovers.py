@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
-from replicate.splitting.states import COPIED, FLOW, SUM, ListOf, RowNumbers, Rows, Space
+from replicate.splitting.states import COPIED, FLOW, SUM, ListOf, Local, RowNumbers, Rows, Space
 from replicate.splitting.structure import kinds, loops, nodes, replacing
+from replicate.splitting.writing import different
 from replicate.splitting.writing import writer as writers
 
 
@@ -99,6 +100,8 @@ def _whole(tensor: tf.Tensor, written: writers.Writer) -> nodes.Reference | None
     if state == SUM:
         parts = [written.own(tensor, k) for k in range(len(written.devices))]
         return written.joins.sum_here(parts, tensor.dtype)
+    if isinstance(state, Local):
+        return different.picked(written, tensor, state)
     if not isinstance(state, Rows) or not _is_counted(state.space, written):
         return None
     if isinstance(state, RowNumbers) and not _is_counted(state.ids.space, written):
