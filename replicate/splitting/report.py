@@ -3,15 +3,13 @@
 import contextlib
 import contextvars
 import math
-import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import splitter, states
+from replicate.splitting import splitter
 
 _TOLD = 3  # how many whole operations are named
-_COPY = re.compile(r"tower_(\d+)/(.+)")  # the names of what copies make
 _ROWS = 64  # for how many rows bytes are counted by default
 
 _Results: TypeAlias = list[splitter.Result]
@@ -93,36 +91,6 @@ def _whole(result: splitter.Result, ops: Iterable[tf.Operation], rows: int) -> t
         if result.why(op)
     ]
     return tuple(sorted(found, key=lambda one: (-one.bytes, one.name)))
-
-
-def part_shape(
-    result: splitter.Result, rows: Sequence[int], tensor: tf.Tensor
-) -> tf.TensorShape | None:
-    """Returns the shape of what a copy makes, or None if it is no copy, or a run alone can tell.
-
-    Args:
-        result: What became of the graph.
-        rows: How many rows each device has.
-        tensor: A tensor of the graph.
-    """
-    copied = _COPY.match(tensor.name)
-    if copied is None:
-        return None
-    try:
-        whole = tensor.graph.get_tensor_by_name(copied[2])
-    except (KeyError, ValueError):  # a model's own name, or an operation of which nothing is left
-        return None
-    if result.how(whole.op) == "whole":
-        return None
-    state, extents = result.state(whole), result.shape(whole)
-    if extents is None or int(copied[1]) >= len(rows):
-        return None
-    lengths: list[int | None] = [each.size for each in extents]
-    if isinstance(state, states.Rows):
-        multiple = extents[state.axis].multiple
-        own = rows[int(copied[1])] if not state.space.is_picked else None
-        lengths[state.axis] = multiple * own if multiple and own is not None else None
-    return tf.TensorShape(lengths)
 
 
 def _bytes(result: splitter.Result, op: tf.Operation, rows: int) -> int:

@@ -13,9 +13,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarking import formula, models, names, subjects
+from benchmarking import formula, models, names, subjects, transfers
 from replicate import estimator, model_fn
-from replicate.app.inspect import traffic
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.strategy.cluster import cluster, membership
@@ -172,7 +171,7 @@ class _Clock(tf1.train.SessionRunHook):
         if self._step is None:  # not ours: all that is in the graph
             joined = formula.collectives_of(graph.get_operations(), {})
         else:
-            counts = traffic.row_counts(graph, self._rows)
+            counts = transfers.row_counts(graph, self._rows)
             joined = formula.collectives_of(operations.executed_by(self._step), counts)
         figures = formula.ring(joined, self._workers)
         if self._step is not None and self._servers:

@@ -1,4 +1,4 @@
-"""Bytes that devices hold and move in a step, counted in the graph as `describe` does."""
+"""Bytes that devices hold and move in a step, counted in the graph."""
 
 import os
 import sys
@@ -59,28 +59,27 @@ def _sizes(name: str, towers: int, strategy: str) -> tuple[float, ...]:
             batch = batches.get_next()
         spec = subjects.prepare(subject, model, cpus, True).model_fn(*batch, "train")
         step = [spec.train_op, spec.loss]
-        variables = description.find_variables()
+        kept = [one for one in description.find_variables() if one.kind in ("weight", "slot")]
         moved = _transfers(step, [tf1.global_variables_initializer(), batches.initializer], towers)
-        found = tuple(description.measure_devices(step, variables, cpus, moved, True))
-        bound = description.bound_of(variables, towers)
+    weights = sum(one.bytes for one in kept if one.kind == "weight")
     return (
-        max(device.held for device in found),
-        bound.held,
-        max(device.sent for device in found),
-        max(device.received for device in found),
-        bound.moved,
+        max(sum(one.bytes for one in kept if cpu in one.devices) for cpu in cpus),
+        sum(one.bytes for one in kept) / towers,
+        max(sum(one.bytes for one in moved if one.source == cpu) for cpu in cpus),
+        max(sum(one.bytes for one in moved if one.target == cpu) for cpu in cpus),
+        2 * (towers - 1) * weights / towers,
         sum(array.nbytes for array in model.data()) * (towers - 1) / towers,
     )
 
 
 def _transfers(step: list, first: list, towers: int) -> list:
     """Returns what travels; shapes that only a run can tell are those of one step."""
-    from replicate.app.inspect import traffic
+    from benchmarking import transfers
     from replicate.compat.tensorflow import tf, tf1
 
     unknown: list[Any] = []
-    if not any(one.unsized for one in traffic.transfers(step, {}, unknown.append)):
-        return traffic.transfers(step, {})
+    if not any(one.unsized for one in transfers.transfers(step, {}, unknown.append)):
+        return transfers.transfers(step, {})
     shapes = []
     for tensor in unknown:
         with tf.device(tensor.device):
@@ -91,7 +90,7 @@ def _transfers(step: list, first: list, towers: int) -> list:
     known = {
         tensor.ref(): tf.TensorShape(size) for tensor, size in zip(unknown, sizes, strict=True)
     }
-    found = traffic.transfers(step, {}, lambda tensor: known.get(tensor.ref()))
+    found = transfers.transfers(step, {}, lambda tensor: known.get(tensor.ref()))
     if any(one.unsized for one in found):
         raise RuntimeError(f"What travels must have a size after a step; got {found}.")
     return found

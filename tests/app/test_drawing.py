@@ -7,7 +7,7 @@ from matplotlib import colors as matplotlib_colors
 from matplotlib import text as matplotlib_text
 
 from replicate import errors
-from replicate.app.inspect import description, drawing, pictures, traffic
+from replicate.app.inspect import description, drawing, pictures
 
 NAME = "encoder/layer_{}/attention/self/query_projection/kernel/Adam"
 
@@ -35,16 +35,8 @@ def described(device_count, variable_count, is_mirrored=False):
         own = [one.bytes for one in variables if name in one.devices]
         tower = i if i < device_count else None
         found.append(description.Device(name, tower, len(own), sum(own), 12_345))
-    moved = [
-        traffic.Transfer(one.name, other.name, 123, 10**9, 45)
-        for one in found
-        for other in found
-        if one is not other
-    ]
     title = "a name that is $long$ enough to be too long " * 4
-    return description.Description(
-        title, "round_robin", 64, tuple(variables), tuple(found), tuple(moved)
-    )
+    return description.Description(title, "round_robin", 64, tuple(variables), tuple(found))
 
 
 @pytest.fixture(name="drawn")
@@ -85,7 +77,7 @@ def test_all_that_is_written_can_be_read(drawn, device_count, variable_count, is
     made = drawn(described(device_count, variable_count, is_mirrored))
     found = written(made)
     wide, high = made.canvas.get_width_height()
-    assert len(found) > 7 * device_count
+    assert len(found) > 5 * device_count
     for text, box in found:
         assert 0 <= box.x0 < box.x1 <= wide, text
         assert 0 <= box.y0 < box.y1 <= high, text
@@ -97,20 +89,10 @@ def test_small_variables_are_drawn_together(drawn):
     # One device has 150 variables of 4 bytes ... 2 MiB; the smallest of each twenty are no
     # thousandth of the largest.
     texts = [text for text, _ in written(drawn(described(1, 150)))]
-    more = [int(text.partition(" more")[0]) for text in texts if " more" in text]
+    (more,) = [int(text.partition(" more")[0]) for text in texts if " more" in text]
     named = [text for text in texts if text.startswith("encoder")]
-    assert sum(more) + len(named) == 150
+    assert more + len(named) == 150
     assert len(named) > 10
-
-
-def test_small_variables_are_together_by_kind_where_that_is_seen(drawn):
-    # 90 variables of 4 bytes, weights, slots and local ones in turn: none is high enough alone.
-    found = described(1, 90)
-    equal = [one._replace(bytes=4) for one in found.variables]
-    device = found.devices[0]._replace(bytes=360)
-    found = found._replace(variables=tuple(equal), devices=(device, found.devices[1]))
-    texts = [text.partition("\n")[0] for text, _ in written(drawn(found))]
-    assert {"30 more, weight", "30 more, slot", "30 more, local"} <= set(texts)
 
 
 def test_the_legend_has_what_is_shown(drawn):
@@ -126,8 +108,8 @@ def test_the_legend_has_what_is_shown(drawn):
     assert not {"slot", "local", "other", "several kinds"} & texts
 
 
-@pytest.mark.parametrize("color", [drawing._color(kind) for kind in (*drawing._KINDS, "")])
-def test_letters_on_a_box_can_be_read(color):
+@pytest.mark.parametrize("colors", drawing._COLORS.values())
+def test_letters_on_a_box_can_be_read(colors):
     def luminance(name):  # WCAG 2, which wants a contrast of 4.5
         parts = matplotlib_colors.to_rgb(name)
         linear = [
@@ -135,14 +117,8 @@ def test_letters_on_a_box_can_be_read(color):
         ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
 
-    low, high = sorted((luminance(color), luminance(drawing._ink(color))))
+    low, high = sorted(map(luminance, colors))
     assert high / low >= 4.5
-
-
-def test_a_device_without_variables_says_so(drawn):
-    found = described(2, 4)
-    alone = tuple(one._replace(devices=("/device:GPU:1",)) for one in found.variables)
-    assert "no variables" in [text for text, _ in written(drawn(found._replace(variables=alone)))]
 
 
 def test_a_device_tells_how_many_of_its_operations_are_split(drawn):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from replicate.app.command import report
-from replicate.app.inspect import description, traffic
+from replicate.app.inspect import description
 from replicate.console import json_output
 from replicate.splitting import report as splitting
 
@@ -25,7 +25,7 @@ def described(**fields):
         description.Device(TWO[0], 0, 1, 24, 1234),
         description.Device(TWO[1], 1, 0, 0, 10),
     )
-    empty = description.Description("dense", "mirrored", 6, (), devices, ())
+    empty = description.Description("dense", "mirrored", 6, (), devices)
     return empty._replace(**fields)
 
 
@@ -102,33 +102,3 @@ def test_operations_that_run_once_are_told_the_largest_first(capsys):
     assert lines[1].endswith("; 12 with rows run once, the largest:")
     assert cells[5] == ["sort0", "Sort", "99", "orders rows"]
     assert [row[0] for row in cells[5:]] == [f"sort{n}" for n in range(10)]
-
-
-def test_what_travels_between_devices_is_told(capsys):
-    moved = traffic.Transfer(*TWO, 2, 3600, 1)
-    report.print_description(described(transfers=(moved,)))
-    lines, cells = printed(capsys)
-    assert lines[1:] == ["moved between devices in a step:"]
-    assert cells[-2:] == [
-        ["from", "to", "tensors", "bytes", "of unknown size"],
-        ["CPU:0", "CPU:1", "2", "3,600", "1"],
-    ]
-
-
-def test_bytes_of_devices_are_told_above_their_bound(capsys):
-    devices = (
-        description.Device(TWO[0], 0, 1, 24, 1234, held=2000, sent=1200, received=800),
-        description.Device(TWO[1], 1, 0, 0, 10, held=0, sent=800, received=1200),
-    )
-    bound = description.Bound(held=1000, moved=900)
-    report.print_description(described(devices=devices, bound=bound))
-    lines, cells = printed(capsys)
-    assert lines[1:] == [
-        "bytes of weights and slots, and of a step; bound: an even share, what all-reduce moves"
-    ]
-    assert cells[-4:] == [
-        ["device", "held", "sent", "received"],
-        ["CPU:0", "2,000", "1,200", "800"],
-        ["CPU:1", "0", "800", "1,200"],
-        ["bound", "1,000", "900", "900"],
-    ]

@@ -309,7 +309,7 @@ def verify(request: "Request") -> int | None:
 @_json("them")
 @line.file("--png", "draw them as well", ".png")
 def describe(request: "Request") -> None:
-    """Print variables, devices and what travels."""
+    """Print variables, devices and what is split."""
     with interrupts.at_once():
         from replicate.app.command import report
         from replicate.app.inspect import description

@@ -48,7 +48,7 @@ def print_signatures(title: str, signatures: Mapping[str, Mapping[str, Mapping[s
 
 
 def print_description(found: description.Description) -> None:
-    """Prints a training's variables, devices, what is split and what travels, as tables."""
+    """Prints a training's variables, devices and what is split, as tables."""
     towers = sum(device.tower is not None for device in found.devices)
     of_towers = f"{towers} tower{'s' if towers > 1 else ''} ({found.strategy})"
     print(f"{found.name}: {of_towers}, batches of {found.batch_size} rows")
@@ -70,20 +70,6 @@ def print_description(found: description.Description) -> None:
     _print_table(columns, [row[: len(columns)] for row in rows])
     if found.split is not None:
         _print_split(found.split)
-    if found.transfers:
-        print("moved between devices in a step:")
-        moved: list[Sequence[_Cell]] = [
-            (*map(description.short, one[:2]), one.tensors, one.bytes, one.unsized)
-            for one in found.transfers
-        ]
-        _print_table(("from", "to", "tensors", "bytes", "of unknown size"), moved)
-    if found.bound is not None:
-        print(
-            "bytes of weights and slots, and of a step; bound: an even share, what all-reduce moves"
-        )
-        held = [(description.short(d.name), d.held, d.sent, d.received) for d in found.devices]
-        held.append(("bound", found.bound.held, found.bound.moved, found.bound.moved))
-        _print_table(("device", "held", "sent", "received"), held)
 
 
 def _print_split(found: splitting.Report) -> None:

@@ -5,11 +5,11 @@ file has of the steps from there on is what nobody trained any further, and is l
 """
 
 import contextlib
+import itertools
 import math
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import matplotlib
 from google.protobuf import message
@@ -23,24 +23,13 @@ from replicate.app.config import catalog
 from replicate.app.inspect import pictures
 
 _TRAIN = "train"
-_RATE = "learning_rate"
-_SPEEDS = {"examples_per_second": "examples per second", "global_step/sec": "steps per second"}
-_NO_METRICS = ("global_step", "loss", _RATE, *_SPEEDS)
-
+_LAST = ("learning_rate", "global_step/sec")  # panels behind those of metrics
 _PANEL = (4.4, 3.1)  # inches
-_Style: TypeAlias = Literal["-", "--", ":", "-."]
-_STYLES: Sequence[_Style] = ("--", ":", "-.")  # of evaluations; training is drawn through
+_STYLES = ("--", ":", "-.")  # of evaluations; training is drawn through
 _FEW = 40  # points that are marked, so that one alone is seen
-_SMOOTHED, _MOST = 20, 50  # one neighbour on each side for so many points; at most so many
 _WIDE_RANGE = 100  # beyond it an axis is logarithmic
-_LEAST_RANGE = 0.02  # of the largest number: what differs by less is nearly level
-_PALE: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.5}
-_STAR: dict[str, Any] = {
-    "marker": "*",
-    "markersize": 11,
-    "linestyle": "none",
-    "markeredgecolor": "black",
-}
+_STAR: dict[str, Any] = {"marker": "*", "markersize": 11, "linestyle": "none"}
+_STAR["markeredgecolor"] = "black"
 
 Curve: TypeAlias = dict[int, float]
 """A value for each step, in the order of steps."""
@@ -110,14 +99,6 @@ class _Line(NamedTuple):
     source: str
     curve: Curve
 
-    @property
-    def finite(self) -> Curve:
-        """Its values that are numbers."""
-        return {step: value for step, value in self.curve.items() if math.isfinite(value)}
-
-
-_Panels: TypeAlias = Mapping[str, Sequence[_Line]]  # by title
-
 
 def plot(runs: Sequence[Run], path: str) -> None:
     """Draws the curves of some runs into a PNG file.
@@ -125,132 +106,71 @@ def plot(runs: Sequence[Run], path: str) -> None:
     Raises:
         RunError: If the file cannot be written.
     """
-    panels = {title: found for title, found in _panels(runs) if found}
+    panels = _panels(runs)
     across = min(len(panels) or 1, 2 if len(panels) <= 4 else 3)
     down = math.ceil(len(panels) / across) or 1
+    made = pictures.blank(across * _PANEL[0], down * _PANEL[1] + 0.25 * (len(runs) + 1))
+    all_axes = made.subplots(down, across, squeeze=False).flatten().tolist()
     sources = list(dict.fromkeys(line.source for found in panels.values() for line in found))
     evaluations = [source for source in sources if source != _TRAIN]
-    styles: dict[str, _Style] = {
-        one: _STYLES[number % len(_STYLES)] for number, one in enumerate(evaluations)
-    }
-    styles[_TRAIN] = "-"
-    names = [pictures.shortened(run.name, int(12 * across * _PANEL[0])) for run in runs]
-    made = pictures.blank(across * _PANEL[0], down * _PANEL[1] + 0.25 * (len(names) + 1))
-    made.set_layout_engine("constrained")
-    all_axes = made.subplots(down, across, squeeze=False).flatten().tolist()
-    colors = _colors(len(runs))
+    styles = {_TRAIN: "-", **dict(zip(evaluations, itertools.cycle(_STYLES), strict=False))}
+    few = len(runs) <= 10
+    colors = matplotlib.colormaps["tab10" if few else "turbo"].resampled(10 if few else len(runs))
     for axes, (title, found) in zip(all_axes, panels.items(), strict=False):
         _draw_panel(axes, title, found, colors, styles)
     for axes in all_axes[len(panels) :]:
         axes.set_axis_off()
-    marks = [
-        lines.Line2D([], [], color=color, linewidth=3, label=name)
-        for name, color in zip(names, colors, strict=False)
-    ]
-    kinds = sources if len(sources) > 1 else ()
-    marks += [
-        lines.Line2D([], [], color="black", linestyle=styles[one], label=one) for one in kinds
-    ]
+    marks = []
+    for number, run in enumerate(runs):
+        name = pictures.shortened(run.name, int(12 * across * _PANEL[0]))
+        marks.append(lines.Line2D([], [], color=colors(number), linewidth=3, label=name))
+    for source in sources if len(sources) > 1 else ():
+        marks.append(lines.Line2D([], [], color="black", linestyle=styles[source], label=source))
     marks += [lines.Line2D([], [], color="black", label="best", **_STAR)] if evaluations else []
-    ncols = len(marks) if len(names) == 1 else 1
+    ncols = len(marks) if len(runs) == 1 else 1
     made.legend(handles=marks, loc="outside upper center", ncols=ncols, fontsize=9, frameon=False)
     pictures.save(made, path)
 
 
-def _panels(runs: Sequence[Run]) -> Iterator[tuple[str, list[_Line]]]:
-    """Yields the curves of loss, metrics, a learning rate that changes, and speed."""
-
-    def of(tag: str) -> list[_Line]:
-        found = [
-            _Line(number, source, by_tag.get(tag, {}))
-            for number, run in enumerate(runs)
-            for source, by_tag in run.curves.items()
-        ]
-        return [line for line in found if line.finite]
-
+def _panels(runs: Sequence[Run]) -> dict[str, list[_Line]]:
+    """Returns the curves of loss, metrics, a learning rate and speed, those that have numbers."""
     evaluated = [one for run in runs for source, one in run.curves.items() if source != _TRAIN]
-    tags = {tag for by_tag in evaluated for tag in by_tag}
-    yield from ((tag, of(tag)) for tag in ("loss", *sorted(tags.difference(_NO_METRICS))))
-    rates = of(_RATE)
-    is_changing = len({value for line in rates for value in line.curve.values()}) > 1
-    yield "learning rate", rates if is_changing else []
-    speeds = [(title, of(tag)) for tag, title in _SPEEDS.items()]
-    yield next(filter(lambda one: one[1], speeds), speeds[0])
-
-
-def _best(title: str, found: Sequence[_Line]) -> list[tuple[_Line, int]]:
-    """Returns the step of each evaluation's best value where its name says what is better.
-
-    The best comes first; of equal ones the first, as `train.keep_best` takes it.
-    """
-    higher = catalog.higher_is_better(title)
-    if higher is None:
-        return []
-    sign = -1 if higher else 1
-    best = []
-    for line in found:
-        if line.source != _TRAIN:
-            step = min(line.finite, key=lambda step: sign * line.finite[step])
-            best.append((line, step))
-    return sorted(best, key=lambda one: sign * one[0].curve[one[1]])
+    metrics = {tag for by_tag in evaluated for tag in by_tag} - {"loss", "global_step", *_LAST}
+    panels: dict[str, list[_Line]] = {}
+    for tag in ("loss", *sorted(metrics), *_LAST):
+        for number, run in enumerate(runs):
+            for source, by_tag in run.curves.items():
+                if any(map(math.isfinite, by_tag.get(tag, {}).values())):
+                    panels.setdefault(tag, []).append(_Line(number, source, by_tag[tag]))
+    return panels
 
 
 def _draw_panel(
     axes: matplotlib_axes.Axes,
     title: str,
     found: Sequence[_Line],
-    colors: Sequence[Any],
-    styles: Mapping[str, _Style],
+    colors: matplotlib.colors.Colormap,
+    styles: Mapping[str, str],
 ) -> None:
-    for line in found:
-        color, steps, values = colors[line.run], list(line.curve), list(line.curve.values())
-        if line.source == _TRAIN and title != "learning rate" and len(steps) > _FEW:
-            axes.plot(steps, values, color=color, **_PALE)
-            values = list(_smoothed(values))
-        marker = "." if len(steps) <= _FEW else None
-        axes.plot(steps, values, styles[line.source], marker=marker, color=color, linewidth=1.2)
-        none = [step for step in steps if step not in line.finite]
-        if none:
-            axes.plot(
-                none, [0.02] * len(none), "x", transform=axes.get_xaxis_transform(), color=color
-            )
-    best = _best(title, found)
-    for line, step in best:
-        axes.plot([step], [line.curve[step]], color=colors[line.run], **_STAR)
-    # An evaluation of weights that nobody has trained yet stretches no axis.
-    known = [v for one in found for s, v in one.finite.items() if s or one.source == _TRAIN]
-    _scale(axes, known or [value for one in found for value in one.finite.values()])
+    higher = catalog.higher_is_better(title)
+    best: list[tuple[float, int, float]] = []
+    for number, source, curve in found:
+        style = {"color": colors(number), "linestyle": styles[source], "linewidth": 1.2}
+        axes.plot(list(curve), list(curve.values()), marker="." * (len(curve) <= _FEW), **style)
+        if source != _TRAIN and higher is not None:  # of equal ones the first, as in keep_best
+            worth = {s: v if higher else -v for s, v in curve.items() if math.isfinite(v)}
+            step = max(worth, key=worth.__getitem__)
+            axes.plot([step], [curve[step]], color=colors(number), **_STAR)
+            best.append((worth[step], -step, curve[step]))
+    finite = [value for line in found for value in line.curve.values() if math.isfinite(value)]
+    if min(finite) > 0 and max(finite) / min(finite) > _WIDE_RANGE:
+        axes.set_yscale("log")
     axes.set_title(pictures.shortened(title), fontsize=10)
-    told = [f"step (best: {line.curve[step]:.4g} at step {step})" for line, step in best[:1]]
-    axes.set_xlabel("".join(told) or "step", fontsize=8)
+    axes.set_xlabel("step", fontsize=8)
+    if best:
+        _, step, value = max(best)
+        axes.set_xlabel(f"step (best: {value:.4g} at step {-step})", fontsize=8)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _scale(axes: matplotlib_axes.Axes, numbers: Sequence[float]) -> None:
-    """Chooses the range of the y axis, and whether it is logarithmic."""
-    low, high = min(numbers), max(numbers)
-    if low > 0 and high / low > _WIDE_RANGE:
-        axes.set_yscale("log")
-        return
-    lacking = max(abs(low), abs(high)) * _LEAST_RANGE - (high - low)
-    margin = 0.05 * (high - low) + max(lacking, 0) / 2
-    if margin:
-        axes.set_ylim(low - margin, high + margin)
-
-
-def _smoothed(values: Sequence[float]) -> Iterator[float]:
-    """Yields the median of each value and its neighbours, as many on both sides."""
-    widest = min(len(values) // _SMOOTHED, _MOST)
-    for index in range(len(values)):
-        side = min(widest, index, len(values) - 1 - index)
-        yield statistics.median(values[index - side : index + side + 1])
-
-
-def _colors(count: int) -> Sequence[Any]:
-    if count <= len(pictures.COLORS):
-        return pictures.COLORS
-    shades = matplotlib.colormaps["turbo"]
-    return [shades(index / (count - 1)) for index in range(count)]

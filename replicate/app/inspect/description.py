@@ -5,29 +5,26 @@ measured. Nothing runs, and no checkpoint is looked at.
 """
 
 import functools
-import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from replicate import estimator, model_fn, types
+from replicate import devices, estimator, model_fn, types
 from replicate.app.config import config, sections
 from replicate.app.data import section_inputs
-from replicate.app.inspect import traffic
 from replicate.app.training import estimators
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting import report
-from replicate.splitting.structure import runs
-from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.variables import distributed_variable
 from replicate.verification import runs as verified
 from replicate.verification import subjects
 
+KINDS = ("weight", "slot", "other", "local")  # of variables, in the order in which they are told
 _KINDS = {verified.WEIGHTS: "weight", verified.SLOTS: "slot", verified.OTHERS: "other"}
-_LISTED = (*_KINDS.values(), "local")
 _TOWER = re.compile(r"tower_(\d+)/")  # begins the names of a tower's operations
+_CPU = "/device:CPU:0"
 
 
 class Variable(NamedTuple):
@@ -61,9 +58,6 @@ class Device(NamedTuple):
         bytes: Of these copies, as far as they are known.
         operations: How many operations of a training step run there.
         of_tower: How many of a step are the tower's part of a graph that is split by rows.
-        held: How many bytes of weights and slots there are.
-        sent: How many bytes a step sends to other devices, as far as they are known.
-        received: How many it receives from them.
     """
 
     name: str
@@ -72,21 +66,6 @@ class Device(NamedTuple):
     bytes: int
     operations: int
     of_tower: int = 0
-    held: int = 0
-    sent: int = 0
-    received: int = 0
-
-
-class Bound(NamedTuple):
-    """What each of K devices holds and moves if all do as much, and no more than they must.
-
-    Attributes:
-        held: 1 / K of the bytes of weights and slots.
-        moved: 2 (K - 1) / K of the bytes of weights, sent and received: a ring all-reduce.
-    """
-
-    held: int
-    moved: int
 
 
 class Description(NamedTuple):
@@ -95,11 +74,9 @@ class Description(NamedTuple):
     Attributes:
         name: Of the config.
         strategy: Who keeps the variables.
-        batch_size: Rows of the global batch, for which bytes are counted.
+        batch_size: Rows of a batch, for which bytes are counted.
         variables: Weights first, then slots, others and local ones.
         devices: The towers', in their order, then all others that have something to do.
-        transfers: What travels between them in a step.
-        bound: For each device; None: there is one tower, or a cluster.
         split: What is split by rows of one device's graph, and what is whole; None: towers are
             calls of the model.
     """
@@ -109,8 +86,6 @@ class Description(NamedTuple):
     batch_size: int
     variables: tuple[Variable, ...]
     devices: tuple[Device, ...]
-    transfers: tuple[traffic.Transfer, ...]
-    bound: Bound | None = None
     split: report.Report | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,48 +105,30 @@ def short(device: str) -> str:
     return device.removeprefix("/").replace("device:", "")
 
 
-def describe(settings: config.Config, task: clusters.Cluster = clusters.ALONE) -> Description:
+def describe(settings: config.Config) -> Description:
     """Builds the training graph of a config and measures it.
-
-    Args:
-        settings: The config.
-        task: Which worker of which cluster this is. Nothing listens, and nobody is waited for.
 
     Raises:
         DeviceError: If this machine lacks a device.
         RunError: If a function or a file is bad or missing.
     """
     batch_size = settings.section(sections.Train).input.batch_size
-    # Workers that meet share each batch; those with servers take one each.
-    own_size = batch_size if task.servers else -(-batch_size // task.size)
-    described = estimators.describe(settings, task._replace(listens=False))
-    strategy = described.options.get("strategy")
-    if strategy is None or isinstance(strategy, str):
-        workers = subjects.worker_devices(described.devices, strategy)
-        name = "one_device" if len(workers) == 1 else strategy or "parameter_server"
-    else:  # of a cluster: servers know devices by other names
-        workers, name = strategy.worker_devices, settings.strategy or "one_device"
-    is_of_cluster = task.size > 1 or bool(task.servers)
-    if is_of_cluster:
-        name = "parameter_server" if task.servers else "multi_worker"
-    make = section_inputs.input_fn(settings, "train", task=task)
-    with tf.Graph().as_default() as graph, report.heard() as heard:
+    described = estimators.describe(settings)
+    workers = subjects.worker_devices(described.devices, described.options.get("strategy"))
+    name = settings.strategy or "parameter_server"
+    if len(workers) == 1 and name != "multi_worker":
+        name = "one_device"
+    make = section_inputs.input_fn(settings, "train")
+    with tf.Graph().as_default(), report.heard() as heard:
         tf1.set_random_seed(settings.seed)
         tf1.train.create_global_step()
-        with tf.device("/device:CPU:0"):
+        with tf.device(_CPU):
             element = tf1.data.make_initializable_iterator(make()).get_next()
         spec = _built(described, element)
-        step = [spec.train_op, spec.loss]
-        variables, split, shape_of = find_variables(), None, traffic.unknown_shape
-        if heard:
-            executed = operations.executed_by(step)
-            split = report.of_step(heard[0], executed, len(workers), batch_size)
-            parts = [end - begin for begin, end in runs.static_bounds(own_size, len(workers))]
-            shape_of = functools.partial(report.part_shape, heard[0], parts)
-        moved = traffic.transfers(step, traffic.row_counts(graph, own_size), shape_of)
-        found = tuple(measure_devices(step, variables, workers, moved, split is not None))
-    bound = None if is_of_cluster else bound_of(variables, len(workers))
-    return Description(settings.name, name, own_size, variables, found, tuple(moved), bound, split)
+        variables, executed = find_variables(), operations.executed_by([spec.train_op, spec.loss])
+        split = heard and report.of_step(heard[0], executed, len(workers), batch_size)
+        measured = tuple(_measured(executed, variables, workers, bool(split)))
+    return Description(settings.name, name, batch_size, variables, measured, split or None)
 
 
 def _built(described: estimators.Described, element: types.Nest) -> estimator.EstimatorSpec:
@@ -201,61 +158,64 @@ def find_variables() -> tuple[Variable, ...]:
                 kind,
                 None if shape.rank is None else tuple(shape.as_list()),
                 dtype.name,
-                traffic.size_of(shape, dtype),
-                tuple(map(traffic.place_of, handles)),
+                size_of(shape, dtype),
+                tuple(map(place_of, handles)),
             )
         )
-    return tuple(sorted(found, key=lambda one: (_LISTED.index(one.kind), one.name)))
+    return tuple(sorted(found, key=lambda one: (KINDS.index(one.kind), one.name)))
 
 
-def bound_of(variables: Iterable[Variable], num_towers: int) -> Bound | None:
-    """Returns what each device holds and moves at best; None where there is one tower."""
-    if num_towers == 1:
-        return None
-    weights, slots = (_bytes(variables, (kind,)) for kind in ("weight", "slot"))
-    return Bound(
-        held=math.ceil((weights + slots) / num_towers),
-        moved=math.ceil(2 * (num_towers - 1) * weights / num_towers),
-    )
+def size_of(shape: tf.TensorShape, dtype: tf.DType) -> int | None:
+    """Returns how many bytes a tensor has; None where only a run can tell."""
+    count = shape.num_elements()
+    is_known = count is not None and dtype not in (tf.string, tf.variant, tf.resource)
+    return count * dtype.base_dtype.size if is_known else None
 
 
-def _bytes(variables: Iterable[Variable], kinds: Sequence[str] = _LISTED) -> int:
-    """Returns the bytes of one copy of variables, as far as they are known."""
-    return sum(one.bytes or 0 for one in variables if one.kind in kinds)
+def place_of(op: tf.Operation) -> str:
+    """Returns the device on which an operation runs.
+
+    What works on a variable, an iterator or a table is where that is, whatever it was told; and
+    one that was not told is where the first that works on it was told to be.
+    """
+    resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+    if resources and not operations.is_call(op):
+        return place_of(resources[0].op)
+    made = [tensor for tensor in op.outputs if tensor.dtype == tf.resource]
+    users = (user for tensor in made for user in tensor.consumers())
+    told = (one.device for one in (op, *users) if one.device and not operations.is_call(one))
+    return _placed(op.device or next(told, None))
 
 
-def measure_devices(
-    step: traffic.Step,
+@functools.cache
+def _placed(device: str | None) -> str:
+    """Returns the whole name of a device that is named in part, or not at all.
+
+    Where nothing is named TensorFlow takes the first GPU, or the CPU where there is none.
+    """
+    found = devices.canonical_or_same(device)
+    named = tf.DeviceSpec.from_string(found)
+    if named.device_type and named.device_index is not None:
+        return found
+    first = (devices.local_devices("GPU") or (_CPU,))[0]
+    if named.device_type and named.device_type not in first:
+        first = f"/device:{named.device_type}:0"
+    whole = tf.DeviceSpec.from_string(first).make_merged_spec(named)
+    return devices.canonical_or_same(whole.to_string())
+
+
+def _measured(
+    executed: set[tf.Operation],
     variables: Sequence[Variable],
     workers: Sequence[str],
-    transfers: Sequence[traffic.Transfer],
     is_split: bool,
 ) -> Iterator[Device]:
-    """Yields the towers' devices, then all others that hold or do something.
-
-    Args:
-        step: What is run.
-        variables: Of its graph.
-        workers: The towers' devices.
-        transfers: What travels in a step.
-        is_split: Whether towers are parts of a graph that is split by rows.
-    """
-    executed = operations.executed_by(step)
-    counts = Counter(map(traffic.place_of, executed))
+    """Yields the towers' devices, then all others that hold or do something in a step."""
+    counts = Counter(map(place_of, executed))
     named = (_TOWER.match(op.name) for op in executed if is_split)
     parts = Counter(match[1] for match in named if match)
     held = {name for variable in variables for name in variable.devices}
     for name in (*workers, *sorted({*counts, *held} - set(workers))):
-        own = [variable for variable in variables if name in variable.devices]
+        own = [variable.bytes or 0 for variable in variables if name in variable.devices]
         tower = workers.index(name) if name in workers else None
-        yield Device(
-            name,
-            tower,
-            len(own),
-            _bytes(own),
-            counts[name],
-            parts[str(tower)],
-            held=_bytes(own, ("weight", "slot")),
-            sent=sum(one.bytes for one in transfers if one.source == name),
-            received=sum(one.bytes for one in transfers if one.target == name),
-        )
+        yield Device(name, tower, len(own), sum(own), counts[name], parts[str(tower)])

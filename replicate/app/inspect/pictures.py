@@ -1,4 +1,4 @@
-"""What all pictures have in common: a canvas without a window, colors, files."""
+"""What all pictures have in common: a canvas without a window, and files."""
 
 import warnings
 
@@ -8,13 +8,12 @@ from matplotlib.backends import backend_agg
 from replicate import errors
 from replicate.app.runs import atomic_files
 
-COLORS = ("#3b6ea8", "#d9822b", "#3f8f5f", "#a8476b", "#7a63a8", "#8a6d3b", "#4a9aa5", "#777777")
 _DOTS_PER_INCH = 120
 
 
 def blank(width: float, height: float) -> matplotlib_figure.Figure:
     """Returns an empty picture; its size is in inches. No window, and no state of pyplot's."""
-    made = matplotlib_figure.Figure(figsize=(width, height), dpi=_DOTS_PER_INCH)
+    made = matplotlib_figure.Figure((width, height), _DOTS_PER_INCH, layout="constrained")
     backend_agg.FigureCanvasAgg(made)
     return made
 

@@ -1,4 +1,4 @@
-"""What a step of a graph does where: operations of each device, and tensors that travel.
+"""What travels between devices in a step of a graph.
 
 A tensor that is read on another device than it is made on travels there once, however many
 operations read it. What happens inside of functions, loops and branches counts with the
@@ -6,16 +6,14 @@ operation that calls them; what TensorFlow itself improves of a graph comes afte
 all-reduce each GPU sends 2 (K - 1) / K of a tensor's bytes to the next one of a ring.
 """
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from replicate import devices
+from replicate.app.inspect.description import place_of, size_of
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 
-_CPU = "/device:CPU:0"
 _HOLDER = "OptionalFromValue"  # several tensors that travel as one
 _HELD = "OptionalGetValue"  # the same, where they arrive
 _AS_LARGE = {"Identity": 0, "Reshape": 0, "SelectV2": 1}  # as which of their inputs
@@ -52,13 +50,6 @@ class Transfer(NamedTuple):
 
 def unknown_shape(tensor: tf.Tensor) -> None:
     """Knows no shape."""
-
-
-def size_of(shape: tf.TensorShape, dtype: tf.DType) -> int | None:
-    """Returns how many bytes a tensor has; None where only a run can tell."""
-    count = shape.num_elements()
-    is_known = count is not None and dtype not in (tf.string, tf.variant, tf.resource)
-    return count * dtype.base_dtype.size if is_known else None
 
 
 def row_counts(graph: tf.Graph, batch_size: int) -> dict[str, int]:
@@ -115,38 +106,6 @@ def transfers(
         Transfer(*pair, len(read[pair]), sum(one or 0 for one in found), found.count(None))
         for pair, found in sorted(sizes.items())
     ]
-
-
-def place_of(op: tf.Operation) -> str:
-    """Returns the device on which an operation runs.
-
-    What works on a variable, an iterator or a table is where that is, whatever it was told; and
-    one that was not told is where the first that works on it was told to be.
-    """
-    resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
-    if resources and not operations.is_call(op):
-        return place_of(resources[0].op)
-    made = [tensor for tensor in op.outputs if tensor.dtype == tf.resource]
-    users = (user for tensor in made for user in tensor.consumers())
-    told = (one.device for one in (op, *users) if one.device and not operations.is_call(one))
-    return _placed(op.device or next(told, None))
-
-
-@functools.cache
-def _placed(device: str | None) -> str:
-    """Returns the whole name of a device that is named in part, or not at all.
-
-    Where nothing is named TensorFlow takes the first GPU, or the CPU where there is none.
-    """
-    found = devices.canonical_or_same(device)
-    named = tf.DeviceSpec.from_string(found)
-    if named.device_type and named.device_index is not None:
-        return found
-    first = (devices.local_devices("GPU") or (_CPU,))[0]
-    if named.device_type and named.device_type not in first:
-        first = f"/device:{named.device_type}:0"
-    whole = tf.DeviceSpec.from_string(first).make_merged_spec(named)
-    return devices.canonical_or_same(whole.to_string())
 
 
 class Sizes:
