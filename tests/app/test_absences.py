@@ -47,7 +47,7 @@ def test_check_names_functions_and_modules_that_are_not_there(tmp_path):
         model_fn="mine:model_fnn",
         optimizer="nobody_has_this:optimizer_fn",
         train="{steps: 1, hooks: ['mine:hook', 'mine:outside'], input: 'folder.deep:rows'}",
-        eval="{input: 'folder:rows', metric_reductions: {top: 'mine:largest', low: min}}",
+        eval="{input: 'folder:rows'}",
         predict="{input: {kind: npz, file: none.npz}}",
     )
     assert found == [
@@ -57,7 +57,6 @@ def test_check_names_functions_and_modules_that_are_not_there(tmp_path):
         "train.input.function: warning: there is no module folder.deep here",
         "eval.input.function: warning: folder has no rows",
         "train.hooks[1]: warning: mine has no outside",
-        "eval.metric_reductions.top: warning: mine has no largest",
     ]
 
 

@@ -31,7 +31,6 @@ USAGE = """
 trane x.yaml | No such command 'trane'. Did you mean 'train'?
 serve | No such command 'serve'.
 train | Missing argument 'CONFIG'
-train DIGITS --fresh --fast-dev-run | --fresh must not come with --fast-dev-run
 evaluate DIGITS --checkpoint=3 --all | --checkpoint must not come with --all
 train DIGITS --yes | --yes: must come with --fresh. Add it.
 average DIGITS | One of --last and --checkpoints is required.
@@ -161,10 +160,6 @@ def _note_what_begins(tmp_path, monkeypatch):
         ("evaluate", "eval.input: none.npz: the file must exist, but does not"),
         ("predict", "predict.input: b*.csv: a file must exist by this name or pattern"),
         ("predict --model-dir=x c.csv", "FILE: c.csv: the file must exist, but does not"),
-        (
-            "train --eval.input.file=a.csv --fast-dev-run",
-            "predict.input: b*.csv: a file must exist",
-        ),
         ("train --train.input.columns.y=int8", "train.input: a.csv:2: y must be int8, got"),
         ("verify --train.input.columns.z=int8", "train.input: a.csv:1: the header must have"),
     ],

@@ -145,7 +145,7 @@ def test_keys_are_those_of_a_config():
     def within(data, path=()):
         for name, value in data.items():
             yield ".".join((*path, name))
-            if isinstance(value, dict) and name not in ("params", "devices", "metric_reductions"):
+            if isinstance(value, dict) and name not in ("params", "devices"):
                 yield from within(value, (*path, name))
 
     settings = config.load(str(TOP / "configs" / "digits.yaml"))

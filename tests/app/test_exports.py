@@ -1,7 +1,7 @@
 """What a run exports, and what its exports predict."""
 
+import contextlib
 import json
-import os
 import pathlib
 import signal
 
@@ -11,7 +11,7 @@ import pytest
 from replicate import errors, estimator
 from replicate.app.command import cli
 from replicate.app.config import config
-from replicate.app.training import exports, predictions
+from replicate.app.training import exports
 from replicate.compat.tensorflow import tf
 from replicate.exporting import predictor as predictors
 
@@ -146,95 +146,11 @@ def test_a_saved_model_predicts_what_its_checkpoint_does(trained, tmp_path, caps
     assert run(trained, "export", "--set", f"export.towers={towers}") == 0
     path = capsys.readouterr().out.splitlines()[0]
     expected = [json.loads(line) for line in predicted(trained, tmp_path).splitlines()]
-    found = predicted(trained, tmp_path, "--saved-model", path)
-    assert [json.loads(line) for line in found.splitlines()] == [
-        {name: pytest.approx(value, rel=1e-6) for name, value in row.items()} for row in expected
-    ]
-    only = predicted(trained, tmp_path, "--saved-model", path, "--set", "predict.keys=[x]")
-    assert only == '{"x": 1.0}\n{"x": 2.0}\n{"x": 3.0}\n{"x": 4.0}\n'
-
-
-@pytest.fixture(name="best")
-def path_of_best(trained):
-    """Returns the path of the best export: w = -0.6."""
-    (path,) = (trained / "trained" / "export" / "best").iterdir()
-    return str(path)
-
-
-def test_a_saved_model_needs_no_model_and_no_checkpoint(trained, best, tmp_path):
-    given = ["--saved-model", best, "--signature", "doubled", "--set", "predict.keys=[doubled]"]
-    arguments = ["predict", str(trained / "slope.yaml"), "--model-dir", str(tmp_path / "none")]
-    arguments += ["--set", "model_fn=no_module:at_all", "--output", str(tmp_path / "p.npz")]
-    assert cli.main([*arguments, *given]) == 0
-    with np.load(tmp_path / "p.npz") as written:
-        np.testing.assert_allclose(written["doubled"], [-1.2, -2.4, -3.6, -4.8], rtol=1e-6)
-
-
-def test_what_a_saved_model_does_not_take_is_left_out(trained, best, tmp_path):
-    given = ["--set", "predict.input.features=[x, y]"]
-    assert predicted(trained, tmp_path, "--saved-model", best, *given).count("\n") == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--signature", "dubled"], "got 'dubled'. Did you mean doubled?"),
-        (["--set", "predict.keys=[yy]"], "predict.keys: the model must predict what is named"),
-        (
-            ["--set", "predict.input={kind: npz, file: named.npz}"],
-            "takes the inputs x; predict.input has z: x is missing. Add it to predict.input.",
-        ),
-        (
-            ["--set", "predict.input={kind: npz, file: d.npz, features: {xx: x}}"],
-            "x is missing. Did you mean xx?",
-        ),
-        (
-            ["--set", "predict.input={kind: csv, file: slope.yaml, header: false, delimiter: '%', "
-             "columns: {x: string}}"],
-            "must be able to take the rows of predict.input",
-        ),
-    ],
-)  # fmt: skip
-def test_a_saved_model_and_an_input_that_do_not_fit_are_told(trained, best, capsys, options, text):
-    assert run(trained, "predict", "--saved-model", best, *options) == 1
-    shown = capsys.readouterr().err
-    assert text in shown
-    assert "Traceback" not in shown
-
-
-@pytest.mark.parametrize(
-    ("outputs", "text"),
-    [
-        ({"a": np.zeros([2]), "b": np.float32(1)}, "a has 2, b has no rows"),
-        ({"a": np.zeros([2]), "b": np.zeros([3, 1])}, "a has 2, b has 3"),
-    ],
-)
-def test_outputs_without_a_row_for_each_row_are_told(outputs, text):
-    source = predictions.Source("m", "s")
-    with pytest.raises(errors.RunError, match=text):
-        list(source.rows_of(outputs, []))
-    assert list(source.rows_of(outputs, ["a"])) == [{"a": 0.0}, {"a": 0.0}]
-
-
-def test_a_saved_model_must_be_one(trained, best, tmp_path, capsys):
-    for path in (tmp_path / "none", tmp_path, trained / "slope.yaml"):
-        assert run(trained, "predict", "--saved-model", str(path)) == 1
-        assert f"--saved-model {path}: " in capsys.readouterr().err
-    parent = os.path.dirname(best)
-    assert run(trained, "predict", "--saved-model", parent) == 1
-    assert f"Did you mean {best}?" in capsys.readouterr().err
-
-
-def test_a_torn_saved_model_is_told(trained, best, tmp_path, capsys):
-    (tmp_path / "saved_model.pb").write_bytes((pathlib.Path(best) / "saved_model.pb").read_bytes())
-    assert run(trained, "predict", "--saved-model", str(tmp_path)) == 1
-    assert f"--saved-model {tmp_path}: " in (shown := capsys.readouterr().err)
-    assert "Traceback" not in shown
-
-
-def test_a_signature_alone_is_bad_usage(folder, capsys):
-    assert run(folder, "predict", "--signature", "doubled") == 2
-    assert "must come with --saved-model" in capsys.readouterr().err
+    with contextlib.closing(predictors.load_exported(path)) as predictor:
+        found = predictor({"x": np.float32([row["x"] for row in expected])})
+    assert {name: list(values) for name, values in found.items()} == {
+        name: pytest.approx([row[name] for row in expected], rel=1e-6) for name in found
+    }
 
 
 @pytest.mark.parametrize(

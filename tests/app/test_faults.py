@@ -217,19 +217,6 @@ def test_weights_that_are_not_finite_are_not_saved(trained, tmp_path, capsys, st
     assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("params", "kind"), [("odd: nan", "NaN"), ("odd: inf", "inf"), ("steep: true", "NaN")]
-)
-def test_the_operation_that_made_the_first_is_named(trained, tmp_path, capsys, params, kind):
-    given = ["--set", f"params={{{params}}}", "--set", "train.check_numerics=true"]
-    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 1
-    # The gradient of the root is 0 / 0, or 0 times infinity, in whatever form it is computed.
-    made = r"gradients/\S+ \((Mul|RealDiv|SqrtGrad)\)" if "steep" in params else r"\S+ \(\w+\)"
-    shown = capsys.readouterr().err
-    assert re.search(f"but at step 3 the operation {made} was the first to make {kind}", shown)
-    assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
-
-
 PACKED = """
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
@@ -268,44 +255,6 @@ def test_features_that_have_other_rows_are_told_in_one_line(trained, tmp_path, c
             'train.input: The numbers of rows differ between features["edges"], features["nodes"], '
             "labels: [2 3 3]. All of a batch's tensors need the same first dimension; "
         )
-
-
-GIVEN = """
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
-
-def added(features, labels, mode):
-    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
-    y = w * (features["x"] + tf.reduce_sum(features["bag"], 1))
-    return estimator.EstimatorSpec(mode, {"y": y}, tf.reduce_mean((y - labels) ** 2), tf1.no_op())
-
-def rows(params):
-    odd = {name: float("nan") if name == params["odd"] else 1.0 for name in ("x", "bag", "label")}
-    rows = tf.data.Dataset.from_tensor_slices(([1.0, odd["x"]], [2, 1], [1.0, odd["label"]]))
-    bag = lambda n: tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(n)], odd["bag"]), n)
-    return rows.batch(2).map(lambda x, n, y: ({"x": x, "bag": bag(n)}, y)).repeat()
-"""
-
-
-@pytest.mark.parametrize(
-    ("odd", "named"), [("x", 'features["x"]'), ("bag", 'features["bag"]'), ("label", "labels")]
-)
-def test_what_is_not_finite_in_the_input_is_not_looked_for_in_the_model(
-    trained, tmp_path, capsys, odd, named
-):
-    (trained / "given_model.py").write_text(GIVEN)
-    given = ["--model_fn", "given_model:added", "--train.input", "given_model:rows"]
-    given += ["--params", f"{{odd: {odd}}}", "--train.check_numerics", "true", "--eval", "null"]
-    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 1
-    shown = capsys.readouterr().err
-    assert f"train.input: the numbers of a step must be finite, but at step 1 {named} came" in shown
-    assert "model_fn" not in shown
-
-
-def test_what_is_finite_is_trained_with_checks_as_without(trained, tmp_path):
-    given = ["--set", "train.check_numerics=true"]
-    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 0
-    assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[4], rel=1e-6)
 
 
 MASKED = """

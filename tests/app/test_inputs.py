@@ -298,7 +298,6 @@ def test_features_have_the_order_of_the_config(tmp_path, monkeypatch, kind, limi
     for mode in ("train", "infer"):
         element = inputs.element_of(inputs.input_fn(source, "k", mode, {}))
         assert list(element if mode == "infer" else element[0]) == ["c", "a", "b"]
-    assert list(inputs.columns_of(source, "k")) == ["c", "a", "b"]
 
 
 def test_our_own_functions_are_called_as_they_are(tmp_path, archive, user_code):

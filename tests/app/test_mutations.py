@@ -30,7 +30,7 @@ train:
     label: y
     defaults: {x: 0}
     shuffle: 100
-eval: {steps: 3, input: {<<: *data, repeat: true}, metric_reductions: {m: max, n: 'a.b:c'}}
+eval: {steps: 3, input: {<<: *data, repeat: true}}
 predict: {keys: [p],
   input: {kind: tfrecord, file: '*.r', features: {x: {dtype: int64, shape: [3]}}}}
 export: {inputs: {x: {dtype: float32, shape: [null, 3]}}, assets_extra: {v.txt: v.txt},

@@ -126,20 +126,6 @@ def test_columns_that_do_not_fit_are_told(tmp_path, keys, fault):
         read(path, **{"label": None, "defaults": {}, **keys})
 
 
-def test_columns_that_are_not_read_are_not_converted(tmp_path):
-    # s is no number, n has empty cells, and the lists of u differ in length.
-    empty = write(tmp_path / "a.parquet", **{n: pyarrow.array(c)[:0] for n, c in TABLE.items()})
-    path = write(tmp_path / "d.parquet", **TABLE, u=[[[1]], [[1], [2]], [[3]]])
-    columns = {"e": "float32", "s": "int64", "n": "int32", "u": "int64", "lacking": "bool"}
-    made = source(path, columns=columns, label=None, defaults={})
-    specs = inputs.columns_of(made, "k")
-    shapes = {name: one.shape.as_list() for name, one in specs.items()}
-    sizes = {"e": [2], "s": [], "n": [], "u": [1, 1], "lacking": []}
-    assert shapes == {name: [None, *one] for name, one in sizes.items()}
-    two = made.model_copy(update={"file": (str(empty), str(path)), "columns": {"e": "float32"}})
-    assert inputs.columns_of(two, "k") == {"e": tf.TensorSpec([None, 2], tf.float32)}
-
-
 def test_files_that_are_none_are_told(tmp_path):
     (tmp_path / "d.parquet").write_text("x,y\n1,2\n")
     with pytest.raises(errors.RunError, match=r"d.parquet: must be parquet, but is text"):

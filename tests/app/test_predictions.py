@@ -8,7 +8,6 @@ import pytest
 
 from replicate import errors
 from replicate.app.training import predictions
-from replicate.compat.tensorflow import tf
 from replicate.console import json_output
 
 ROWS = [
@@ -86,31 +85,6 @@ def test_what_the_system_refuses_to_the_input_is_not_the_fault_of_the_output(tmp
 
     with pytest.raises(errors.RunError, match=r"^making predictions failed: no such dev"):
         predictions.write(rows(), str(tmp_path / "p.csv"))
-
-
-class Doubler:
-    """Takes the place of a SavedModel that doubles what it is given."""
-
-    def __init__(self, *inputs):
-        self.signatures = {"serving_default": (inputs, ["y"])}
-
-    def __call__(self, feeds, signature):
-        return {"y": 2 * sum(feeds.values())}
-
-    def close(self):
-        pass
-
-
-def test_a_tensor_without_a_name_goes_to_the_only_input(monkeypatch):
-    def make_input(names):
-        return lambda: tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0]).batch(2)
-
-    source = predictions.Source("m", "serving_default")
-    monkeypatch.setattr(predictions, "_loaded", lambda path: Doubler("x"))
-    assert [row["y"] for row in source.rows(make_input, ())] == [2, 4, 6]
-    monkeypatch.setattr(predictions, "_loaded", lambda path: Doubler("x", "z"))
-    with pytest.raises(errors.RunError, match=r"takes the inputs x, z; .* z is missing"):
-        list(source.rows(make_input, ()))
 
 
 def test_a_bad_place_is_named(tmp_path):

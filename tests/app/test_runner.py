@@ -148,7 +148,7 @@ def test_a_training_says_what_runs_and_what_it_came_to(folder, capsys):
 
 
 def test_a_training_that_was_killed_before_its_end_makes_up_for_it(folder, capsys):
-    named = ["--set", "eval.metric_reductions={big: max}"]  # fails where it is evaluated
+    named = ["--eval.input", "line_model:failing_input"]
     assert run(folder, "train", "--set", "eval.every_steps=null", *named, model_dir="late") == 1
     assert not (folder / "late" / "export").exists() or not any((folder / "late/export").iterdir())
     capsys.readouterr()
@@ -171,12 +171,8 @@ def test_where_nothing_follows_training_the_last_step_is_its_end(folder, capsys)
     assert "nothing left to do" in capsys.readouterr().err
 
 
-CALLED = ("--tower_building=call", "--set", "eval.metric_reductions={largest: max}")
-
-
-@pytest.mark.parametrize("building", [(), CALLED])
-def test_evaluate_prints_metrics_for_machines(trained, capsys, building):
-    assert run(trained, "evaluate", "--json", *building) == 0
+def test_evaluate_prints_metrics_for_machines(trained, capsys):
+    assert run(trained, "evaluate", "--json") == 0
     metrics = json.loads(capsys.readouterr().out)
     assert metrics["global_step"] == 4
     assert metrics["average"] == pytest.approx(WEIGHT * 2.5, rel=1e-6)  # mean of w x
@@ -246,7 +242,7 @@ def test_rows_that_cannot_be_written_leave_no_bar(monkeypatch, folder):
 
     monkeypatch.setattr(runner, "predict", rows)
     monkeypatch.setattr(predictions, "write_lines", fail)
-    options = types.SimpleNamespace(quiet=True, saved_model=None, checkpoint=None, output=None)
+    options = types.SimpleNamespace(quiet=True, checkpoint=None, output=None)
     settings = config.load(str(folder / "line.yaml"))
     display = progress.Display(True)
     request = types.SimpleNamespace(options=options, settings=settings, display=display)
@@ -374,7 +370,6 @@ def test_a_server_keeps_variables_until_it_is_ended(trained, capsys, monkeypatch
         ("train", ["devices=[/cpu:99]"], "it has no /device:CPU:99, it has /device:CPU:0"),
         ("train", ["devices=99"], "The number of devices is between 1 and"),
         ("train", ["devices={gpu: 77}"], "it has no /device:GPU:0"),
-        ("train", ["eval.metric_reductions={big: max}"], "Name one of average/total"),
     ],
 )
 def test_a_failed_run_is_exit_code_1_and_a_text(folder, capsys, command, options, text):

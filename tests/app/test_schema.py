@@ -24,8 +24,7 @@ devices: [/gpu:0, 'CPU:1']
 clip_global_norm: 1
 train: {steps: 1000.0, input: {kind: csv, file: [a.csv, b.csv], columns: {x: float32, y: int64},
   label: y, defaults: {x: 0}, shuffle: 100, repeat: true}}
-eval: {input: {kind: npz, file: a.npz, features: {x: y}, rows: [null, 3]},
-  metric_reductions: {m: max, n: 'a.b:c'}}
+eval: {input: {kind: npz, file: a.npz, features: {x: y}, rows: [null, 3]}}
 predict: {input: 'a.b:rows', keys: [p]}
 export: {inputs: {x: {dtype: float32, shape: [null, 3]}}, assets_extra: {v.txt: v.txt},
   exporters: [{kind: final}, {kind: best, metric: auc, higher_is_better: true}]}

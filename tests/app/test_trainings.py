@@ -574,44 +574,6 @@ def test_a_training_ends_in_time_and_goes_on_from_there(folder):
     np.testing.assert_allclose(tensor(folder / "timed"), WEIGHTS[3], rtol=1e-6)
 
 
-def test_one_batch_of_everything_leaves_nothing_behind(folder):
-    everything = (
-        "train.steps=null",
-        "train.epochs=3",
-        "accumulate_steps=2",
-        "eval.input.batch_size=1",
-        "eval.every_steps=5",
-        "train.early_stopping={}",
-        "train.keep_best={}",
-        "export={exporters: [{kind: best}, {kind: latest}]}",
-        f"export.directory={folder / 'tried_export'}",
-    )
-    before = {path.name for path in folder.iterdir()}
-    out, err = run(folder, "train", "tried", *everything, options=["--fast-dev-run"])
-    told = ("training from step 0 to 2", "evaluated at step 2", "exported best", "exported latest")
-    assert [
-        text for text in (*told, "best so far by loss", "predicted 3 rows") if text not in err
-    ] == []
-    assert "checkpoints and summaries: (not kept)\n" in err
-    assert "replicate-" not in err  # the folder that is deleted
-    # One batch of one row, x = 1, y = 1; one update leaves w = 1.5 of two equal batches.
-    found = dict(line.split("│")[1:3] for line in out.splitlines() if line.count("│") == 3)
-    found = {name.strip(): float(value) for name, value in found.items()}
-    assert (found["loss"], found["w"], out.splitlines()[0]) == (0.125, 1.5, "line at step 2")
-    assert {path.name for path in folder.iterdir()} == before
-    out, _ = run(folder, "train", "tried", options=["--fast-dev-run", "--json"])
-    told = json.loads(out)
-    assert (told["step"], told["path"], told["metrics"]["w"]) == (1, None, 1.5)
-
-
-def test_one_batch_names_what_fails_behind_the_training(folder):
-    export = "export={exporters: [{kind: best, metric: acc}]}"
-    options = ["--fast-dev-run"]
-    assert "acc" in run(folder, "train", "tried", export, options=options, code=1)[1]
-    keys = "predict.keys=[z]"
-    assert "got 'z'" in run(folder, "train", "tried", keys, options=options, code=1)[1]
-
-
 def test_what_is_no_hook_is_refused(folder):
     shown = run(folder, "train", "x", "train.hooks=['line_of_trainings:no_hook']", code=1)[1]
     assert "train.hooks[0]: line_of_trainings:no_hook must return a SessionRunHook or a" in shown

@@ -16,11 +16,9 @@ import replicate
 from replicate import errors
 from replicate.app.command import completion
 
-_NEEDED = {"yes": "fresh", "signature": "saved_model"}  # options that say more about another one
+_NEEDED = {"yes": "fresh"}  # options that say more about another one
 _APART = (  # options that do not go together
-    ("fresh", "fast_dev_run"),
     ("checkpoint", "all"),
-    ("checkpoint", "saved_model"),
     ("last", "checkpoints"),
 )
 _DEFAULTS = {"configs": (), "set": (), "model_dir": None, "quiet": False, "json": False}

@@ -69,14 +69,13 @@ def _schema() -> str:
     section="train",
 )
 @line.flag("--fresh", "begin again: delete what runs wrote in model_dir; asks before")
-@line.flag("--fast-dev-run", "try one batch of everything: evaluation, export, ... too")
 @line.flag("--yes", "answer what --fresh asks with yes")
 @_json("what it came to")
 def train(request: "Request") -> None:
     """Train, from the last checkpoint if there is one."""
     with interrupts.at_once():
         from replicate.app.command import report
-        from replicate.app.training import exports, runner, trials
+        from replicate.app.training import exports, runner
         from replicate.console import json_output
 
     settings, options = request.settings, request.options
@@ -85,10 +84,7 @@ def train(request: "Request") -> None:
     is_apart = request.launcher is not None and not options.json
     apart = json_output.alone() if is_apart else contextlib.nullcontext()
     with apart:
-        if options.fast_dev_run:
-            done = trials.run(settings, _display(request), request.line)
-        else:
-            done = runner.train(settings, _display(request), request.line, may_delete)
+        done = runner.train(settings, _display(request), request.line, may_delete)
     if options.json:
         told = {"name": settings.name, "model_dir": settings.model_dir}
         request.print_json({**told, **done._asdict()})
@@ -213,25 +209,17 @@ def evaluate(request: "Request") -> None:
 @line.command(f"replicate predict {_DIGITS} --output digits.csv", configs=1, section="predict")
 @click.argument("data", metavar="[FILE]", required=False, shell_complete=completion.file)
 @line.file("--output", ".jsonl, .csv or .npz; else JSON lines on stdout", *catalog.OUTPUT_ENDINGS)
-@line.folder("--saved-model", "predict with this SavedModel in place of a checkpoint")
 @_checkpoint
-@line.option("--signature", "NAME", "which signature of --saved-model; else serving_default")
 def predict(request: "Request") -> None:
     """Write predictions, for FILE or for predict.input.
 
     FILE is read as predict.input is, else as eval.input, else as train.input.
     """
     with interrupts.at_once():
-        from replicate.app.config import sections
         from replicate.app.training import predictions, runner
 
-    options, source = request.options, None
-    display = _of_run(request) if options.saved_model is None else _display(request)
-    if options.saved_model is not None:
-        called = request.settings.section(sections.Predict).input.called("predict")
-        signature = options.signature or "serving_default"
-        source = predictions.Source(options.saved_model, signature, called)
-    made = runner.predict(request.settings, display, source, options.checkpoint)
+    options, display = request.options, _of_run(request)
+    made = runner.predict(request.settings, display, options.checkpoint)
     with contextlib.closing(made) as rows:  # its bar goes ahead of what is said of a failure
         if options.output is None:
             predictions.write_lines(rows, sys.stdout)

@@ -144,11 +144,10 @@ def _require_data(request: Request, section: str) -> None:
     if "TF_CONFIG" in os.environ:
         return
     if options.command in ("train", "launch"):
-        is_trial, is_new = (getattr(options, name, False) for name in ("fast_dev_run", "fresh"))
-        if not (is_trial or is_new) and launcher.saved_step(settings.model_dir) is not None:
+        is_new = getattr(options, "fresh", False)
+        if not is_new and launcher.saved_step(settings.model_dir) is not None:
             return
         wanted += ["eval"] * (settings.eval is not None)
-        wanted += ["predict"] * (is_trial and settings.predict is not None)
     absences.require_data(settings, wanted)
 
 
@@ -174,7 +173,7 @@ def _surroundings(
         for settings in [] if options.command in _CALL_NOTHING else list(configs)[:1]:
             leave.enter_context(functions.importable(settings.folder))
         told = os.environ.get("TF_CONFIG")
-        if told is not None and (options.command != "train" or options.fast_dev_run):
+        if told is not None and options.command != "train":
             del os.environ["TF_CONFIG"]
             leave.callback(os.environ.__setitem__, "TF_CONFIG", told)
         # What a launched process tells goes straight to stdout.

@@ -103,7 +103,6 @@ Dtype = Literal[
 ]
 DTYPES: Final = get_args(Dtype)
 
-MetricReduction = Literal["sum", "mean", "max", "min", "first"]
 
 # Words in the names of metrics.
 _MORE_IS_BETTER = frozenset(

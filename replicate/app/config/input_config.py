@@ -1,7 +1,7 @@
 """The part of a config that says what data comes in: one section per kind of input."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import pydantic
@@ -87,8 +87,8 @@ class Input(types.Section):
         made._is_given = True
         return made
 
-    def for_predictions(self: _I, features: Collection[str] | None = None) -> _I:
-        """Returns this input without its label, and with these features alone, where it can be."""
+    def for_predictions(self: _I) -> _I:
+        """Returns this input without its label, where it has one."""
         return self
 
 
@@ -114,11 +114,10 @@ class Labelled(Divisible):
 
     _whole: "Labelled | None" = pydantic.PrivateAttr(None)  # of which this, to predict, is a part
 
-    def for_predictions(self: _L, features: Collection[str] | None = None) -> _L:
+    def for_predictions(self: _L) -> _L:
         """See base class."""
         named = {name: one for name, one in getattr(self, self.NAMED).items() if name != self.label}
-        chosen = {name: one for name, one in named.items() if name in (features or ())} or named
-        made = self.model_copy(update={self.NAMED: chosen, "label": None})
+        made = self.model_copy(update={self.NAMED: named, "label": None})
         made._whole = self._whole or self
         return made
 

@@ -105,9 +105,6 @@ class Train(types.Section):
     hooks: types.Items[types.Function] = ()
     """Functions that return a SessionRunHook, or a list of them, for training; they get what they
     name of params, model_dir and config, the RunConfig."""
-    check_numerics: bool = False
-    """Whether to end training at the first NaN in any tensor, and to name the operation that made
-    it; steps take longer."""
     mixed_precision: bool = False
     """Whether to compute in float16 on GPUs, with a loss scale, or bfloat16 on CPUs, where
     TensorFlow finds that safe; weights stay float32. Needs an optimizer in the config."""
@@ -146,10 +143,6 @@ class Eval(types.Section):
     every_steps: types.Positive | None = None
     """In training, evaluate at each multiple of so many steps, where a checkpoint is saved as well;
     null: when training is over."""
-    metric_reductions: dict[str, catalog.MetricReduction | types.Function] = Field({})
-    """With tower_building call: for a metric that does not add up over towers (a running maximum),
-    by a part of its variables' names between slashes: sum, mean, max, min, first, or the name of a
-    function of the list of the towers' tensors."""
 
     def faults(self) -> Iterator[tuple[types.KeyPath, str]]:
         """See base class."""

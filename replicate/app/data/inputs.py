@@ -82,33 +82,6 @@ def element_of(make: InputFn) -> Any:
         return make().element_spec
 
 
-def columns_of(source: input_config.Input, key: str) -> dict[str, tf.TypeSpec]:
-    """Returns the features that predictions read from columns; none of another kind of input.
-
-    Of a column that a Parquet file lacks nobody knows whether it has lists.
-
-    Args:
-        source: The input as the config has it.
-        key: Its key in the config, for error texts.
-    """
-    source = source.for_predictions()
-    if isinstance(source, input_config.Table):
-        shapes: Mapping[str, tuple[int, ...]] = {}
-        if isinstance(source, input_config.Parquet):
-            from replicate.app.data import tables  # for a table alone: see there
-
-            shapes = tables.shapes(source, key)
-        return {
-            name: tf.TensorSpec([None, *shapes.get(name, ())], dtype)
-            for name, dtype in source.columns.items()
-        }
-    if not isinstance(source, input_config.Tfrecord):
-        return {}
-    with tf.Graph().as_default():
-        parsed = tf.io.parse_example(tf1.placeholder(tf.string, [None]), records.parsings(source))
-        return {name: tf.type_spec_from_value(parsed[name]) for name in source.features}
-
-
 def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
     """Says whether a dataset's elements are batches; the rule is above."""
     known = _batched_by(tf.data.experimental.to_variant(dataset).op)

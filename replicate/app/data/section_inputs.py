@@ -3,7 +3,6 @@
 import functools
 import sys
 import zlib
-from collections.abc import Collection
 
 from replicate import estimator
 from replicate.app.config import config, input_config, sections
@@ -23,7 +22,6 @@ def input_fn(
     section: str,
     cached: bool = True,
     task: clusters.Cluster = clusters.ALONE,
-    only: Collection[str] | None = None,
     start: int = 0,
 ) -> inputs.InputFn:
     """Returns the input_fn of a section: train, eval or predict.
@@ -33,11 +31,9 @@ def input_fn(
         section: Its name.
         cached: Whether rows may be kept, where the config says so.
         task: Which worker's part of the rows is wanted.
-        only: The features that predictions need; None: all.
         start: The step that a training begins at.
     """
     source = settings.input_of(section)
-    source = source if only is None else source.for_predictions(only)
     if not cached and hasattr(source, "cache"):
         source = source.model_copy(update={"cache": False})
     called = source.called(section)

@@ -301,16 +301,6 @@ def _array(column: Any, name: str, source: input_config.Parquet) -> npt.NDArray[
     return column.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def shapes(source: input_config.Parquet, key: str) -> dict[str, tuple[int, ...]]:
-    """Returns the shape that the columns which are there have in the first row of Parquet files."""
-    for path in files.expanded(source.file, key):
-        with naming(path, key, None), parquet.ParquetFile(path) as file:
-            names = [name for name in source.columns if name in file.schema_arrow.names]
-            for row in file.iter_batches(1, columns=names):
-                return {name: np.shape(row.column(name)[0].as_py()) for name in names}
-    return {}
-
-
 def _are_held_out(rows: Any, share: float, is_parquet: bool) -> npt.NDArray[np.bool_]:
     """Tells which rows are held out: by a hash of all their cells, so it is always or never."""
     text_of = repr if is_parquet else str

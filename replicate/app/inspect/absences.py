@@ -90,15 +90,12 @@ def _unlike(source: input_config.Input, key: str) -> Iterator[errors.RunError]:
 
 def _functions(settings: config.Config) -> Iterator[tuple[str, str]]:
     """Yields the functions that a config names, each with its key."""
-    train, evaluation = settings.train, settings.eval
     named: dict[str, Any] = {"model_fn": settings.model_fn, "optimizer": settings.optimizer}
     for section in sections.WITH_INPUT:
         source = getattr(getattr(settings, section), "input", None)
         named[f"{section}.input.function"] = getattr(source, "function", None)
-    hooks = () if train is None else train.hooks
+    hooks = () if settings.train is None else settings.train.hooks
     named |= {f"train.hooks[{index}]": name for index, name in enumerate(hooks)}
-    reductions = {} if evaluation is None else evaluation.metric_reductions
-    named |= {f"eval.metric_reductions.{part}": name for part, name in reductions.items()}
     yield from ((key, name) for key, name in named.items() if types.is_function(name))
 
 

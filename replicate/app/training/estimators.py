@@ -1,7 +1,6 @@
 """The Estimator that a config describes: replicated model_fn, devices, session settings."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,19 +13,11 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.console import failures
 from replicate.strategy import base
 from replicate.strategy.cluster import cluster as clusters
-from replicate.towers import metrics
 
 ModelFn: TypeAlias = Callable[..., estimator.EstimatorSpec]
 """An Estimator's model_fn; names what it wants of features, labels, mode, params, config."""
 
 _SEEDS = 2**32  # as many as NumPy takes
-_REDUCTIONS = {
-    "sum": tf.add_n,
-    "mean": lambda copies: tf.add_n(copies) / len(copies),
-    "max": lambda copies: tf.reduce_max(tf.stack(copies), 0),
-    "min": lambda copies: tf.reduce_min(tf.stack(copies), 0),
-    "first": lambda copies: copies[0],
-}
 
 
 class Described(NamedTuple):
@@ -78,8 +69,6 @@ def describe(
         kind = optimizers.kind_for(device_choice.devices_of(settings))
         optimizer_fn = optimizers.halved(optimizer_fn, run_config.session_config, kind)
     fn = functions.load(settings.model_fn, "model_fn")
-    if settings.eval is not None:
-        fn = _with_reductions(fn, settings.eval.metric_reductions)
     fields = config.Config.model_fields
     options = {name: getattr(settings, name) for name in device_choice.OPTIONS}
     options = {name: one for name, one in options.items() if one != fields[name].default}
@@ -173,46 +162,3 @@ def _run_config(
         session_config=session_config,
         **steps,
     )
-
-
-def _with_reductions(fn: ModelFn, named: Mapping[str, str]) -> ModelFn:
-    """Returns a model_fn whose metrics' variables reduce over towers: `eval.metric_reductions`.
-
-    Args:
-        fn: The user's, for one tower.
-        named: A part of the variables' names, between slashes -> sum, mean, max, min,
-            first, or `package.module:function` of the towers' tensors.
-
-    Raises:
-        RunError: If a function cannot be found.
-    """
-    chosen = {
-        name: _REDUCTIONS.get(how) or functions.load(how, f"eval.metric_reductions.{name}")
-        for name, how in named.items()
-    }
-    if not chosen:
-        return fn
-
-    @functools.wraps(fn)
-    def reduced(*args: Any, **kwargs: Any) -> estimator.EstimatorSpec:
-        spec = fn(*args, **kwargs)
-        if spec.mode == estimator.ModeKeys.EVAL:
-            for name, reduction in chosen.items():
-                for variable in _metric_variables(name):
-                    metrics.metric_reduction(variable, reduction)
-        return spec
-
-    return reduced
-
-
-def _metric_variables(name: str) -> list[tf.Variable]:
-    """Returns the variables of metrics that a config means."""
-    known = tf1.get_collection(tf1.GraphKeys.METRIC_VARIABLES)
-    matching = [one for one in known if f"/{name}/" in f"/{one.name.partition(':')[0]}/"]
-    if not matching:
-        names = ", ".join(one.name.partition(":")[0] for one in known)
-        raise errors.RunError(
-            f"eval.metric_reductions.{name}: must name a metric's variable, but none is called so. "
-            f"Name one of {names or 'none: the model has no metric variables'}."
-        )
-    return matching

@@ -4,17 +4,18 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate import errors, estimator, types
 from replicate.app.config import config, sections
 from replicate.app.data import inputs, section_inputs
 from replicate.app.runs import folders
-from replicate.app.training import features_read, improvement
-from replicate.compat.tensorflow import tf
+from replicate.app.training import improvement
+from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export
 
+_LONE = "input"  # what the served name of features is that are one tensor
 _EXPORT = re.compile(r"\d{10}")  # seconds, as Estimators number exports
 
 
@@ -43,7 +44,6 @@ class Exports:
         _need_assets(self._wanted.assets_extra)
         self._features = _features(settings, self._wanted)
         receiver_fn(self._features)
-        self._left_out: set[str] | None = None if self._wanted.inputs is None else set()
 
     def save(self, checkpoint: str) -> str:
         """Exports a checkpoint; returns the path of the SavedModel."""
@@ -87,12 +87,10 @@ class Exports:
         return improvement.is_best(self._made.model_dir, metrics, wanted, key)
 
     def _write(self, folder: str, checkpoint: str) -> str:
-        if self._left_out is None:  # only now: before training it would draw random numbers
-            self._left_out = features_read.left_out(self._made, self._features)
         path = export.export_saved_model(
             self._made,
             folder,
-            receiver_fn(self._features, self._left_out),
+            receiver_fn(self._features),
             towers=self._wanted.towers,
             assets_extra=dict(self._wanted.assets_extra),
             as_text=self._wanted.as_text,
@@ -136,20 +134,17 @@ def _features(settings: config.Config, wanted: sections.Export) -> types.Nest:
     return element[0] if isinstance(element, tuple) else element
 
 
-def receiver_fn(
-    features: types.Nest, left_out: Collection[str] = ()
-) -> Callable[[], estimator.export.ServingInputReceiver]:
+def receiver_fn(features: types.Nest) -> Callable[[], estimator.export.ServingInputReceiver]:
     """Returns a serving_input_receiver_fn of raw tensors with an open batch dimension.
 
     Args:
         features: The spec of one tensor, or a dict of such.
-        left_out: The features that are not fed, but are zeros.
 
     Raises:
         RunError: If the features are neither one tensor nor a dict of tensors.
     """
     is_lone = not isinstance(features, Mapping)
-    specs = {features_read.LONE: features} if is_lone else dict(features)
+    specs = {_LONE: features} if is_lone else dict(features)
     for name, spec in specs.items():
         if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec):
             raise errors.RunError(
@@ -158,15 +153,28 @@ def receiver_fn(
             )
 
     def receive() -> estimator.export.ServingInputReceiver:
-        fed = {name: one for name, one in specs.items() if name not in left_out}
-        tensors = {name: features_read.placeholder(name, spec) for name, spec in fed.items()}
+        tensors = {name: _placeholder(name, spec) for name, spec in specs.items()}
         if is_lone:
-            lone = tensors[features_read.LONE]
-            return estimator.export.TensorServingInputReceiver(lone, tensors)
-        filled = features_read.filled_in(tensors, specs) if left_out else tensors
-        return estimator.export.ServingInputReceiver(filled, tensors)
+            return estimator.export.TensorServingInputReceiver(tensors[_LONE], tensors)
+        return estimator.export.ServingInputReceiver(tensors, tensors)
 
     return receive
+
+
+def _placeholder(feature: str, spec: tf.TypeSpec) -> types.Rows:
+    """Returns what a feature is fed by; the signature keeps its name, the op has one like it.
+
+    NOTE: it is in a scope of its own, since a variable of the model may be called as the feature.
+    """
+    name = re.sub(r"[^A-Za-z0-9_./-]", "_", str(feature)).strip("/")
+    name = f"serving_inputs/{name or _LONE}"
+    shape = None if spec.shape.rank is None else [None, *spec.shape.as_list()[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        inner = spec.shape[spec.ragged_rank + 1 :].as_list()
+        return tf1.ragged.placeholder(spec.dtype, spec.ragged_rank, inner, name=name)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf1.sparse_placeholder(spec.dtype, shape, name=name)
+    return tf1.placeholder(spec.dtype, shape, name=name)
 
 
 def signatures(path: str) -> dict[str, dict[str, dict[str, str]]]:

@@ -18,7 +18,7 @@ _Context: TypeAlias = tf1.train.SessionRunContext
 _MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
 _REMEDY = (
     "Lower the learning rate, set clip_global_norm, or look for bad values in train.input; "
-    "train.check_numerics names the operation that made the first one."
+    "tf.debugging.check_numerics in model_fn names the first tensor that it is given."
 )
 _NO_NEWS = ("is deprecated and will be removed", "It seems that global step")
 

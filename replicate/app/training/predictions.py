@@ -1,14 +1,12 @@
-"""Predictions: of a SavedModel in place of a checkpoint, and into a file of any form."""
+"""Predictions, written into a file of any form."""
 
-import contextlib
 import csv
 import itertools
 import json
-import os
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +14,7 @@ import numpy.typing as npt
 from replicate import errors
 from replicate.app.config import types
 from replicate.app.runs import atomic_files
-from replicate.compat.tensorflow import tf, tf1
-from replicate.console import json_output, messages
-from replicate.exporting import predictor as predictors
+from replicate.console import json_output
 
 
 def require_keys(wanted: Iterable[str], known: Iterable[str]) -> None:
@@ -29,108 +25,6 @@ def require_keys(wanted: Iterable[str], known: Iterable[str]) -> None:
             raise errors.RunError(
                 f"predict.keys: the model must predict what is named, got {name!r}. {then}"
             )
-
-
-class Source(NamedTuple):
-    """What of which SavedModel predicts.
-
-    Attributes:
-        path: Its directory.
-        signature: The signature that is run.
-        input: What error texts call what it predicts for.
-    """
-
-    path: str
-    signature: str
-    input: str = "predict.input"
-
-    def rows(
-        self,
-        make_input: Callable[[Collection[str]], Callable[[], tf.data.Dataset]],
-        keys: Sequence[str],
-    ) -> Iterator[dict[str, Any]]:
-        """Yields what the signature predicts, row by row, in the order of the input.
-
-        Args:
-            make_input: Returns what makes the batches that it is fed; given what it takes.
-            keys: Which outputs to yield; none are named: all.
-
-        Raises:
-            RunError: If there is no such SavedModel or signature, or the input does not fit it.
-        """
-        with contextlib.closing(_loaded(self.path)) as predictor:
-            known = predictor.signatures
-            if self.signature not in known:
-                then = types.meant(self.signature, known, "Name one of them with --signature.")
-                raise self._fault(
-                    f"the signature must be one of {', '.join(sorted(known))}, got "
-                    f"{self.signature!r}. {then}"
-                )
-            inputs, outputs = known[self.signature]
-            require_keys(keys, outputs)
-            for features in _batches(make_input(inputs)):
-                given = features if isinstance(features, Mapping) else {inputs[0]: features}
-                missing = [name for name in inputs if name not in given]
-                if missing:
-                    raise self._fault(
-                        f"{self.signature} takes the inputs {', '.join(inputs)}; {self.input} has "
-                        f"{', '.join(sorted(given))}: {missing[0]} is missing. "
-                        + types.meant(missing[0], given, f"Add it to {self.input}.")
-                    )
-                try:
-                    feeds = {name: given[name] for name in inputs}
-                    found = predictor(feeds, self.signature)
-                except (ValueError, TypeError, tf.errors.OpError) as e:
-                    raise self._fault(
-                        f"{self.signature} must be able to take the rows of {self.input}: "
-                        f"{messages.first_lines(e)}"
-                    ) from e
-                yield from self.rows_of(found, keys)
-
-    def rows_of(self, outputs: Mapping[str, Any], keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yields one dict for each row of a batch of outputs; see `rows`."""
-        chosen = {name: outputs[name] for name in keys or outputs}
-        counts = {name: len(one) if np.ndim(one) else "no rows" for name, one in chosen.items()}
-        if "no rows" in counts.values() or len(set(counts.values())) > 1:
-            found = ", ".join(f"{name} has {count}" for name, count in counts.items())
-            raise self._fault(
-                f"all outputs of {self.signature} must have a row for each row of the input; "
-                f"{found}. Choose those that do with predict.keys."
-            )
-        for row in zip(*chosen.values(), strict=True):
-            yield dict(zip(chosen, row, strict=True))
-
-    def _fault(self, text: str) -> errors.RunError:
-        return errors.RunError(f"--saved-model {self.path}: {text}")
-
-
-def _loaded(path: str) -> predictors.Predictor:
-    try:
-        return predictors.load_exported(path)
-    except (ValueError, OSError, RuntimeError, tf.errors.OpError) as e:
-        names = []
-        with contextlib.suppress(tf.errors.OpError):
-            names = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
-        newest = max((name for name in names if name.isdecimal()), key=int, default=None)
-        then = f" Did you mean {os.path.join(path, newest)}?" if newest else ""
-        raise errors.RunError(f"--saved-model {path}: {messages.first_lines(e)}{then}") from e
-
-
-def _batches(input_fn: Callable[[], tf.data.Dataset]) -> Iterator[Any]:
-    """Yields the features of each batch, as sessions return them."""
-    with tf.Graph().as_default() as graph:
-        iterator = tf1.data.make_initializable_iterator(input_fn())
-        element = iterator.get_next()
-        features = element[0] if isinstance(element, tuple) else element
-        start = [iterator.initializer, tf1.tables_initializer()]
-    with contextlib.closing(tf1.Session(graph=graph)) as session:
-        session.run(start)
-        while True:
-            try:
-                batch = session.run(features)
-            except tf.errors.OutOfRangeError:
-                return
-            yield batch
 
 
 def write(rows: Iterable[Mapping[str, Any]], path: str) -> int:

@@ -13,9 +13,7 @@ from replicate.app.training import (
     device_choice,
     estimators,
     exports,
-    features_read,
     outcomes,
-    predictions,
     running,
     trainings,
 )
@@ -163,7 +161,6 @@ def _evaluated(
 def predict(
     settings: config.Config,
     display: progress.Display,
-    saved_model: predictions.Source | None = None,
     named: str | None = None,
 ) -> Generator[dict[str, Any], None, None]:
     """Yields predictions, row by row, in the order of the input.
@@ -171,7 +168,6 @@ def predict(
     Args:
         settings: The config.
         display: Where progress goes.
-        saved_model: What predicts in place of a checkpoint.
         named: What `--checkpoint` says; else the newest one is taken.
     """
     keys = settings.section(sections.Predict).keys or ()
@@ -179,20 +175,14 @@ def predict(
     def restored(checkpoint: str) -> Iterator[Any]:
         """Returns the rows, once the first one has shown that the checkpoint is whole."""
         made = estimators.build(estimators.describe(settings), keys=keys, checkpoint=checkpoint)
-        input_fn = features_read.input_fn(settings, made)
+        input_fn = section_inputs.input_fn(settings, "predict")
         with reading.naming(settings, "predict", checkpoint):
             rows = made.predict(input_fn, predict_keys=keys or None, checkpoint_path=checkpoint)
             return itertools.chain(list(itertools.islice(rows, 1)), rows)
 
     with display:
         task = display.task("predict", None, unit="rows")
-        rows = (
-            _of(settings, named, restored)
-            if saved_model is None
-            else saved_model.rows(
-                lambda names: section_inputs.input_fn(settings, "predict", only=names), keys
-            )
-        )
+        rows = _of(settings, named, restored)
         with reading.naming(settings, "predict"):
             for count, row in enumerate(rows, start=1):
                 yield row if isinstance(row, dict) else {"prediction": row}

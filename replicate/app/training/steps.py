@@ -11,7 +11,6 @@ from replicate.app.training import (
     device_choice,
     estimators,
     hooks,
-    numerics,
     running,
 )
 from replicate.compat.tensorflow import tf, tf1
@@ -154,12 +153,10 @@ class Steps:
             spec = self._keyed_by_step(spec)
         if not task.is_chief:
             return spec
-        last: list[tf1.train.SessionRunHook] = []
-        if self._wanted.check_numerics:  # ahead of what saves
-            last.append(numerics.NumericsHook(spec.loss, spec.train_op, features, labels))
-        if not any(isinstance(one, tf1.train.CheckpointSaverHook) for one in self._own_hooks):
-            last += hooks.savers(spec, config, settings.evaluated_every)
-        return spec._replace(training_chief_hooks=(*spec.training_chief_hooks, *last))
+        if any(isinstance(one, tf1.train.CheckpointSaverHook) for one in self._own_hooks):
+            return spec
+        savers = hooks.savers(spec, config, settings.evaluated_every)
+        return spec._replace(training_chief_hooks=(*spec.training_chief_hooks, *savers))
 
     def _keyed_by_step(self, spec: estimator.EstimatorSpec) -> estimator.EstimatorSpec:
         """Lets a run with a seed that continues draw what it would have drawn without a stop."""
