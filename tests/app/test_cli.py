@@ -59,7 +59,6 @@ train DIGITS --train..steps=3 | --train..steps=3: must be key=value
 --train.steps=3 train DIGITS | No such option '--train.steps'.
 train DIGITS --train=null | --train=null: train: this section is required
 launch DIGITS --workers 2 --ps 1 --strategy mirrored | strategy: must leave the variables to the
-launch DIGITS --workers 2 --evaluator --eval=null --export=null | --evaluator: must come with an
 launch DIGITS --workers 2 -- x | CONFIG must be one, or a command behind --;
 launch --workers 2 | CONFIG must be one, or a command behind --;
 launch --workers 2 --seed 3 -- x | A command behind -- reads no config: leave that out.

@@ -129,16 +129,14 @@ def test_fresh_deletes_what_was_damaged(trained, model_dir):
     assert not list(model_dir.glob("*.damaged"))
 
 
-def test_an_evaluator_leaves_a_damaged_checkpoint_to_the_chief(
-    trained, model_dir, capsys, monkeypatch
-):
+def test_a_worker_leaves_a_damaged_checkpoint_to_the_chief(trained, model_dir, capsys, monkeypatch):
     damage(model_dir, "torn index")
     cluster = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"]}
-    task = {"cluster": cluster, "task": {"type": "evaluator", "index": 0}}
+    task = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-    assert run(trained, "train", "--cluster.evaluator=true", model_dir=model_dir) == 1
+    assert run(trained, "train", model_dir=model_dir) == 1
     said = capsys.readouterr().err
-    assert f"{model_dir}/model.ckpt-4, but evaluator:0 cannot. Look at what the chief says" in said
+    assert f"{model_dir}/model.ckpt-4, but worker:0 cannot. Look at what the chief says" in said
     assert not list(model_dir.glob("*.damaged"))
 
 

@@ -18,27 +18,6 @@ def test_a_lock_is_given_back(tmp_path):
             pass
 
 
-@pytest.mark.parametrize(("written", "stays"), [("", False), ("model.ckpt-0.index", True)])
-def test_what_fails_before_it_writes_leaves_no_folder(tmp_path, written, stays):
-    path = tmp_path / "runs" / "new"
-
-    def fail():
-        with folders.made(str(path), "model_dir"), folders.training(str(path)):
-            (path / (written or "training.lock")).touch()
-            (path / "export").mkdir()
-            raise errors.RunError("no such file")
-
-    with pytest.raises(errors.RunError, match="no such file"):
-        fail()
-    assert (tmp_path / "runs").exists() == path.exists() == stays
-
-
-def test_a_folder_that_was_there_stays(tmp_path):
-    with pytest.raises(KeyError), folders.made(str(tmp_path), "model_dir"):
-        raise KeyError
-    assert tmp_path.exists()
-
-
 def test_who_holds_it_is_named(tmp_path):
     with (
         folders.training(str(tmp_path)),

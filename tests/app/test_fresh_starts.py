@@ -18,7 +18,8 @@ WRITTEN = [
     "best/model.ckpt-2.index",
     "averaged/averaged.json",
     "evaluations.json",
-    "epochs.json",
+    "logs/chief-0.log",
+    "logs/worker-1.log",
     ".metrics.json.123.tmp",
     "best/.model.ckpt-2.metrics.json.123.tmp",
     "export/1700000000/saved_model.pb",
@@ -98,9 +99,9 @@ def test_of_many_files_the_first_are_listed(tmp_path, count, shown, last):
 
 
 def test_what_is_gone_meanwhile_is_passed_over(tmp_path):
-    fill(tmp_path, ["epochs.json"])
+    fill(tmp_path, ["evaluations.json"])
     fresh_starts.delete(
-        str(tmp_path), [str(tmp_path / one) for one in ("checkpoint", "epochs.json")]
+        str(tmp_path), [str(tmp_path / one) for one in ("checkpoint", "evaluations.json")]
     )
     assert list(tmp_path.iterdir()) == []
 

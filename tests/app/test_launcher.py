@@ -14,7 +14,7 @@ import types
 import pytest
 
 from replicate import errors
-from replicate.app.cluster import lifeline, view
+from replicate.app.cluster import launcher, lifeline, places
 from replicate.app.command import cli
 from replicate.console import progress
 from tests.cluster import children
@@ -25,12 +25,12 @@ BOTH = ("chief:0", "worker:0")
 
 
 def test_each_process_is_told_its_task_and_has_a_log(tmp_path, capfd):
-    launch(tmp_path, size=(3, 3), ps=1, evaluator=True)
-    assert capfd.readouterr().out == "result of evaluator:0 in cluster 1\n"
-    names = ["chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"]
+    launch(tmp_path, size=(3, 3), ps=1)
+    assert capfd.readouterr().out == "result of chief:0 in cluster 1\n"
+    names = ["chief:0", "worker:0", "worker:1", "ps:0"]
     told = {name: process_of(tmp_path, name)[1] for name in names}
     tasks = [(told[name]["task"]["type"], told[name]["task"]["index"]) for name in names]
-    assert tasks == [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0), ("evaluator", 0)]
+    assert tasks == [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)]
     jobs = told["chief:0"]["cluster"]
     assert {job: len(some) for job, some in jobs.items()} == {"chief": 1, "worker": 2, "ps": 1}
     addresses = [address for some in jobs.values() for address in some]
@@ -168,7 +168,9 @@ def test_who_was_stopped_at_once_does_not_say_so_himself():
     one = types.SimpleNamespace(
         name="chief:0", new_lines=lambda: ["a line", "interrupted"], heard=list
     )
-    view.View(display, [one]).look()
+    cluster = launcher._Cluster(launcher.Wanted(places.Size(1, 1), 0, 1.0), None, "", display)
+    cluster._processes.append(one)
+    cluster._show()
     assert said == ["a line"]
 
 

@@ -22,7 +22,7 @@ _LAUNCHER = """
 import sys
 from replicate.app.cluster import launcher, places
 from replicate.console import interrupts, progress
-wanted = launcher.Wanted(places.Size(2, 2), 0, False, 2)
+wanted = launcher.Wanted(places.Size(2, 2), 0, 2)
 try:
     with interrupts.terminable():
         line = [sys.executable, *sys.argv[1:]]
@@ -49,15 +49,13 @@ class Said(progress.Display):
         return [line for line in self.lines if "; restart " in line or "taken in" in line]
 
 
-def launch(
-    folder, *plan, size=(2, 2), ps=0, evaluator=False, grace=PATIENCE, restarts=0, display=None
-):
+def launch(folder, *plan, size=(2, 2), ps=0, grace=PATIENCE, restarts=0, display=None):
     """Launches children; for each cluster the plan has words by names."""
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "clusters").unlink(missing_ok=True)
     for left in folder.glob("*:*.*"):
         left.unlink()
-    wanted = launcher.Wanted(places.Size(*size), ps, evaluator, grace, restarts=restarts)
+    wanted = launcher.Wanted(places.Size(*size), ps, grace, restarts=restarts)
     line = [sys.executable, str(CHILD), str(folder)]
     launcher.launch(wanted, lambda name: line, str(folder), display or progress.Display(True))
 

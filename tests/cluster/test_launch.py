@@ -232,32 +232,6 @@ def test_who_is_stopped_or_loses_one_goes_on_to_the_same_weights(folder):
 
 
 @pytest.mark.thorough
-def test_an_evaluator_does_what_follows_from_checkpoints(folder):
-    options = ["--train.early_stopping", "null", "--train.epochs", "3"]
-    command = ["launch", "line.yaml", "--workers", "1", "--evaluator", "--json", *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "replicate", *command, "--model-dir", "evaluated"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(TOP)},
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    train_alone(folder, "line.yaml", "by-itself", *options)
-    expected = json.loads((folder / "by-itself" / "metrics.json").read_text())
-    found = json.loads((folder / "evaluated" / "metrics.json").read_text())
-    assert found["metrics"] == pytest.approx(expected.pop("metrics"))
-    assert {**expected, "metrics": found["metrics"]} == found
-    assert json.loads(done.stdout)["metrics"]["w"] == pytest.approx(found["metrics"]["w"])
-    assert (folder / json.loads(done.stdout)["path"] / "saved_model.pb").exists()
-    assert "evaluated at step 12" in (folder / "evaluated" / "logs" / "evaluator-0.log").read_text()
-    assert "evaluated at" not in (folder / "evaluated" / "logs" / "chief-0.log").read_text()
-    assert found["step"] == 12  # 3 epochs of 4 batches
-
-
-@pytest.mark.thorough
 def test_a_launch_with_a_parameter_server_trains_to_its_end(folder):
     options = ["--ps", "1", "--json", "--train.early_stopping", "null", "--train.epochs", "3"]
     with launching(folder, "line.yaml", "served", *options) as process:
@@ -288,7 +262,6 @@ def test_a_launch_with_a_parameter_server_trains_to_its_end(folder):
         ({"task": "worker"}, "TF_CONFIG's task is an object"),
         ({"cluster": {"chief": [""], "worker": ["a:2"]}}, "chief:0 has ''"),
         ({"cluster": {"chief": ["a:1"], "worker": ["a:1"]}}, "gives a:1 to chief:0 and worker:0"),
-        ({"task": {"type": "evaluator", "index": 0}}, "cluster.evaluator: must be true"),
     ],
 )
 def test_what_is_wrong_with_a_cluster_is_told(folder, monkeypatch, capsys, given, words):

@@ -3,6 +3,7 @@
 The processes are called what `TF_CONFIG` calls their tasks.
 """
 
+import collections
 import contextlib
 import json
 import os
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from replicate import errors
-from replicate.app.cluster import places, process, view
+from replicate.app.cluster import places, process
 from replicate.app.runs import folders
 from replicate.console import interrupts, progress
 
+CHIEF = "chief:0"  # whose lines and result are shown
 _HOST = "127.0.0.1"
 _PAUSE = 0.05  # seconds between two looks at the processes
 
@@ -29,7 +31,6 @@ class Wanted(NamedTuple):
     Attributes:
         workers: How many workers, the chief among them; a fixed number beside servers.
         servers: How many parameter servers.
-        evaluator: Whether an evaluator.
         grace: How many seconds processes have to end that are asked to.
         is_own: Whether `replicate` is run, which tells where it is, saves checkpoints, and writes a
             result to stdout; else any command.
@@ -38,15 +39,9 @@ class Wanted(NamedTuple):
 
     workers: places.Size
     servers: int
-    evaluator: bool
     grace: float
     is_own: bool = True
     restarts: int = 0
-
-    @property
-    def teller(self) -> str:
-        """The process that writes the result."""
-        return view.EVALUATOR if self.evaluator else view.CHIEF
 
 
 def launch(
@@ -113,9 +108,9 @@ class _Cluster:
         self._display = display
         self._members = places.Places(wanted.workers)
         self._processes: list[process.Process] = []
-        self._done_at: float | None = None  # since when the training is over
-        self._ends_at: float | None = None  # when those that were asked to end are killed
+        self._ends_at: float | None = None  # when those that are to end are killed
         self._resizes = False  # whether all were asked to end so that lost workers may return
+        self._left_out: collections.Counter[str] = collections.Counter()  # lines of the chief
 
     def run(self, stop: interrupts.StopRequest) -> bool:
         """Runs the processes to their end; returns whether that is the training's.
@@ -125,7 +120,7 @@ class _Cluster:
             RunError: If a process failed, and no restart is left, or none would help.
             ConfigError: If a process refused its config.
         """
-        self._done_at, self._ends_at, self._resizes = None, None, False
+        self._ends_at, self._resizes = None, False
         with contextlib.ExitStack() as leave:
             leave.callback(self._processes.clear)
             self._start(leave)
@@ -160,7 +155,6 @@ class _Cluster:
         jobs = {"chief": addresses[:1], "worker": addresses[1:workers], "ps": addresses[workers:]}
         jobs = {job: listed for job, listed in jobs.items() if listed}
         tasks = [(job, index) for job, listed in jobs.items() for index in range(len(listed))]
-        tasks += [("evaluator", 0)] if self._wanted.evaluator else []
         # Others are to find this package, too, wherever it was found.
         found = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
         path = os.pathsep.join(filter(None, found))
@@ -175,7 +169,7 @@ class _Cluster:
                 os.path.join(self._model_dir, "logs", f"{job}-{index}.log"),
                 # Servers are there until the others have saved what they keep.
                 (grace if job == "ps" else 0.0, grace) if is_own else None,
-                is_own and name == self._wanted.teller,
+                is_own and name == CHIEF,
             )
             self._processes.append(leave.enter_context(contextlib.closing(one)))
 
@@ -183,11 +177,10 @@ class _Cluster:
 
     def _watch(self, stop: interrupts.StopRequest) -> list[process.Process]:
         """Waits until all have ended, and sees to it where one fails or may return."""
-        shown = view.View(self._display, self._processes)
         failed: list[process.Process] = []
         while running := self._running():
             time.sleep(_PAUSE)
-            shown.look()
+            self._show()
             if not failed and not stop.requested:
                 failed = self._failed()
             if failed and self._may_restart and self._is_vain_without(failed[0]):
@@ -195,14 +188,34 @@ class _Cluster:
             elif failed or stop.requested:
                 self._end_all()
             elif self._is_done():
-                self._end_idle()
+                self._end_all(asks=False)
             elif self._members.is_one_due and len(running) == len(self._processes):
                 self._resizes = True
             if self._resizes:
                 self._end_all()
-        shown.look()
-        shown.close()
+        self._show()
+        self._display.show(0, None)
         return failed
+
+    def _show(self) -> None:
+        """Shows what the chief has told since, and has written: a bar in place of its lines.
+
+        That it was stopped the launcher says itself.
+        """
+        for one in self._processes:
+            heard, lines = list(one.heard()), one.new_lines()
+            for told in heard if one.name == CHIEF else ():
+                line = told.get("stopped", told.get("line") if self._display.has_bars else None)
+                if line is not None:
+                    self._left_out[line] += 1
+                elif "task" in told:
+                    bar = progress.Bar(*told["bar"]) if "bar" in told else None
+                    self._display.show(told["task"], bar)
+            for line in lines if one.name == CHIEF else ():
+                if self._left_out[line] > 0:
+                    self._left_out[line] -= 1
+                elif line not in (interrupts.STOPPING, interrupts.AT_ONCE):
+                    self._display.say(line)
 
     def _running(self) -> list[process.Process]:
         return [one for one in self._processes if not one.has_ended()]
@@ -231,29 +244,24 @@ class _Cluster:
         Without a worker no other one ends its step, but for workers of servers. What a command can
         do is not known.
         """
-        may_save = lost.name == view.EVALUATOR or (
-            lost.name.startswith("worker:") and self._wanted.servers > 0
-        )
+        may_save = lost.name.startswith("worker:") and self._wanted.servers > 0
         return self._wanted.is_own and not lost.is_refused and not may_save
 
     def _is_done(self) -> bool:
-        """Tells whether the training is over, and only those are left who wait for nothing."""
-        return all(one.code == 0 for one in self._processes if one.name in view.SHOWN)
+        """Tells whether the chief has ended well: then the training is over."""
+        return self._processes[0].code == 0
 
-    def _end_idle(self) -> None:
-        """Ends the servers, and after a while workers that have not ended by themselves."""
-        self._done_at = self._done_at or time.monotonic()
-        is_late = time.monotonic() > self._done_at + self._wanted.grace
-        if is_late or all(map(_is_server, self._running())):
-            self._end_all()
+    def _end_all(self, asks: bool = True) -> None:
+        """Sees all end, the servers last; after a while they are killed.
 
-    def _end_all(self) -> None:
-        """Asks all to end, the servers last; after a while it does not ask any more."""
+        Args:
+            asks: Whether those that are no servers are asked to; else they do so by themselves.
+        """
         grace = self._wanted.grace
         if self._ends_at is None:
             self._ends_at = time.monotonic() + grace
             for one in self._processes:
-                if not _is_server(one):
+                if asks and not _is_server(one):
                     one.end()
         running = self._running()
         for one in running:

@@ -132,7 +132,6 @@ def _asks_before(request: "Request") -> Callable[[Sequence[str]], bool] | None:
     required=True,
 )
 @line.option("--ps", "M", "parameter servers, which keep the variables", _COUNT_OR_NONE)
-@line.flag("--evaluator", "one more process evaluates, in the chief's place")
 @line.option(
     "--restarts",
     "R",
@@ -147,7 +146,7 @@ def launch(request: "Request") -> None:
     from replicate.app.config import sections
 
     options, size = request.options, request.options.workers
-    servers, has_evaluator = options.ps or 0, options.evaluator
+    servers = options.ps or 0
     restarts = size.restarts if options.restarts is None else options.restarts
     if servers and not size.is_fixed:
         raise errors.ConfigError(
@@ -157,29 +156,23 @@ def launch(request: "Request") -> None:
         )
     if options.script:
         grace = sections.Cluster().grace
-        wanted = launcher.Wanted(size, servers, has_evaluator, grace, False, restarts)
+        wanted = launcher.Wanted(size, servers, grace, False, restarts)
         words = options.script
         launcher.launch(wanted, lambda name: words, options.model_dir or "", request.display)
         return
     settings = request.settings
     settings.require_cluster(size.most, servers)
-    if has_evaluator and settings.eval is None:
-        raise errors.ConfigError("--evaluator: must come with an eval section. Add one.")
-    has_evaluator = has_evaluator or settings.cluster.evaluator
-    wanted = launcher.Wanted(
-        size, servers, has_evaluator, settings.cluster.grace, restarts=restarts
-    )
-    launcher.launch(wanted, _launched(request, wanted), settings.model_dir, request.display)
+    wanted = launcher.Wanted(size, servers, settings.cluster.grace, restarts=restarts)
+    launcher.launch(wanted, _launched(request), settings.model_dir, request.display)
 
 
-def _launched(request: "Request", wanted: "launcher.Wanted") -> Callable[[str], list[str]]:
+def _launched(request: "Request") -> Callable[[str], list[str]]:
     """Returns what gives the command line of the process of a name."""
     options = request.options
     given = [part for text in options.set for part in ("--set", text.removeprefix("--"))]
-    given += ["--set", "cluster.evaluator=true"] if wanted.evaluator else []
     given += ["--model-dir", options.model_dir] if options.model_dir else []
     words = [sys.executable, "-m", "replicate", "train", *options.configs, *given]
-    return lambda name: [*words, "--json"] if options.json and name == wanted.teller else words
+    return lambda name: [*words, "--json"] if options.json and name == launcher.CHIEF else words
 
 
 @line.command(f"replicate evaluate {_DIGITS} --json", configs=1, section="eval")
@@ -421,7 +414,8 @@ def _of_run(request: "Request") -> "progress.Display":
 
 def _display(request: "Request") -> "progress.Display":
     """Returns where progress goes; makes TensorFlow's loggers as quiet as is asked for."""
-    from replicate.app.training import hooks
+    from replicate.compat.tensorflow import tf
 
-    hooks.calm_logging(request.options.quiet)
+    if request.options.quiet:
+        tf.get_logger().setLevel("ERROR")
     return request.display

@@ -71,7 +71,7 @@ def carry_out(
     found: lifeline.Lifeline | None,
 ) -> int:
     """Reads the configs, all of them before any fault is reported, and runs the command."""
-    messages.show_progress(not options.quiet)
+    messages.show_progress(False)  # commands have bars
     messages.show_news(False)  # commands say which devices they use
     section = command.section
     configs: dict[str, config.Config] = {}

@@ -306,9 +306,6 @@ class Cluster(types.Section):
     pack_bytes: types.NotNegative | None = None
     """Tensors of workers share a transfer, up to so many bytes; 0: none do; null: 4 MiB, or 128 KiB
     for each worker where that is more."""
-    evaluator: bool = False
-    """Evaluate, keep the best checkpoint and export in a separate task instead of the chief; the
-    job evaluator in TF_CONFIG, or `replicate launch --evaluator`, says so as well."""
     grace: _Seconds = 20.0
     """For how many seconds `replicate launch` waits for processes that it has asked to end, before
     it kills them."""

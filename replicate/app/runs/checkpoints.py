@@ -5,7 +5,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from replicate import errors
 from replicate.app.runs import atomic_files, records
@@ -137,50 +137,39 @@ def newest(model_dir: str) -> str:
     return path
 
 
-def of_newest(model_dir: str, work: Callable[[str], _T]) -> _T:
-    """Returns what is made of the newest checkpoint, or where it is damaged of the one before.
+def retried(
+    model_dir: str, path: str | None, work: Callable[[Any], _T], renames: bool = False
+) -> _T:
+    """Returns what is made of a checkpoint, or where it is damaged of the one before.
 
     Args:
         model_dir: Where they are.
-        work: Is given the path of one.
+        path: The checkpoint.
+        work: Is given its path, and then that of the one before.
+        renames: Whether a training goes on from the one before: then nobody else may train there,
+            and the files of damaged ones are renamed.
 
     Raises:
         RunError: If there is none that can be read.
     """
-    left: list[str] = []
     while True:
         try:
-            return work(left.pop(0) if left else newest(model_dir))
+            return work(path)
         except Unreadable as e:
-            left = left or _before(model_dir, e)
+            left = _before(model_dir, e)
             if not left:
                 raise
-            _warn(e, f"{left[0]} is taken.")
-
-
-def fall_back(model_dir: str, damaged: Unreadable) -> str:
-    """Lets a training go on from the checkpoint before a damaged one, whose files are renamed.
-
-    Args:
-        model_dir: Where they are; nobody else may train there.
-        damaged: What was found.
-
-    Returns:
-        The path of the one before.
-
-    Raises:
-        Unreadable: If there is none before.
-    """
-    left = _before(model_dir, damaged)
-    if not left:
-        raise damaged
-    _write_state(model_dir, [os.path.basename(path) for path in reversed(left)])
-    files = tf.io.gfile.glob(f"{damaged.path}.*") if damaged.path else []
-    for file in files:
-        tf.io.gfile.rename(file, file + _DAMAGED, overwrite=True)
-    renamed = f"Its files are renamed to *{_DAMAGED}. " if files else ""
-    _warn(damaged, f"{renamed}Training continues from {left[0]}.")
-    return left[0]
+            then = f"{left[0]} is taken."
+            if renames:
+                then = f"Training continues from {left[0]}."
+                _write_state(model_dir, [os.path.basename(one) for one in reversed(left)])
+                files = tf.io.gfile.glob(f"{e.path}.*") if e.path else []
+                for file in files:
+                    tf.io.gfile.rename(file, file + _DAMAGED, overwrite=True)
+                then = f"Its files are renamed to *{_DAMAGED}. {then}" if files else then
+            text = str(e).partition(" Remove what")[0].partition(" Put back")[0]
+            messages.warn(f"{text} {then}", "how-to.md#faults")
+            path = left[0]
 
 
 def _before(model_dir: str, damaged: Unreadable) -> list[str]:
@@ -211,11 +200,6 @@ def _is_damaged(path: str) -> bool:
     except _UNREADABLE:
         return True
     return False
-
-
-def _warn(damaged: Unreadable, then: str) -> None:
-    text = str(damaged).partition(" Remove what")[0].partition(" Put back")[0]
-    messages.warn(f"{text} {then}", "how-to.md#faults")
 
 
 def _write_state(folder: str, names: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import filelock
 
@@ -43,30 +42,6 @@ def make(path: str, key: str) -> None:
             f"{key}: {path} must be a directory that can be written: {what}. "
             "Check the path and its permissions."
         ) from e
-
-
-@contextlib.contextmanager
-def made(path: str, key: str) -> Iterator[None]:
-    """Makes a directory as above; where what is entered fails, and left nothing there, none stays.
-
-    Args:
-        path: The directory.
-        key: The config's key that names it, for the error text.
-    """
-    is_local = "://" not in path
-    new = [one for one in (Path(path), *Path(path).parents) if is_local and not one.exists()]
-    make(path, key)
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # of the first folder that is not empty
-            for one in [one for one in Path(path).iterdir() if new and one.is_dir()]:
-                one.rmdir()
-            if new and os.listdir(path) == [_TRAINING]:
-                os.remove(os.path.join(path, _TRAINING))
-            for one in new:
-                one.rmdir()
-        raise
 
 
 def training(model_dir: str) -> contextlib.AbstractContextManager[None]:

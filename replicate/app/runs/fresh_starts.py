@@ -12,8 +12,8 @@ _EVENTS = r"events\.out\.tfevents\.\d+\..+"
 _UNFINISHED = re.compile(r"temp-\d+-[0-9a-f]{8}|\.model\.ckpt-\d+\.\d+\.tmp")  # folders
 _FILES = re.compile(  # below model_dir
     rf"((best|averaged)/)?({_CHECKPOINT.pattern}|(checkpoint|graph\.pbtxt)(\.tmp\w+)?|{_EVENTS}"
-    rf"|averaged\.json|\.\w[\w.-]*\.\d+\.tmp)|(evaluations|epochs)\.json|eval(_\w+)?/{_EVENTS}"
-    r"|logs/(chief|evaluator|(worker|ps)-\d+)\.log"
+    rf"|averaged\.json|\.\w[\w.-]*\.\d+\.tmp)|evaluations\.json|eval(_\w+)?/{_EVENTS}"
+    r"|logs/(chief|worker|ps)-\d+\.log"
 )
 _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 _RECORDS = (records.CONFIG, records.RUN, records.METRICS)

@@ -110,20 +110,6 @@ class Records:
         """Tells whether what follows training has been done at a step."""
         return atomic_files.read_json(self._path(METRICS)).get("step") == step
 
-    def note_end(self, step: int, wanted: str) -> None:
-        """Notes for an evaluator that a training has ended at a step; see `has_ended`."""
-        record = atomic_files.read_json(self._path(RUN))
-        self._write(RUN, atomic_files.as_json({**record, "ended": [step, wanted]}))
-
-    def has_ended(self, step: int, wanted: str) -> bool:
-        """Tells an evaluator whether a training has ended at a step.
-
-        Args:
-            step: The step.
-            wanted: What the training was to end with; one that was to end elsewhere is another one.
-        """
-        return atomic_files.read_json(self._path(RUN)).get("ended") == [step, wanted]
-
     def _path(self, name: str) -> str:
         return os.path.join(self._model_dir, name)
 

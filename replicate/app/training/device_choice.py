@@ -64,14 +64,8 @@ def task_of(settings: config.Config) -> clusters.Cluster:
         ConfigError: If `TF_CONFIG` is malformed, or the config is none for such a cluster.
     """
     found = clusters.of()
-    has_evaluator = settings.cluster.evaluator or found.has_evaluator
-    if found.own.job == "evaluator" and not has_evaluator:
-        raise errors.ConfigError(
-            "cluster.evaluator: must be true if TF_CONFIG has an evaluator, as this task is one; "
-            "got false. Set it in the config of all tasks, or the chief evaluates as well."
-        )
     settings.require_cluster(found.size, len(found.servers))
-    return found._replace(has_evaluator=has_evaluator)
+    return found
 
 
 def strategy_of(

@@ -1,14 +1,11 @@
 """Session hooks of trainings and evaluations: progress, checkpoints, the end."""
 
-import logging
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from replicate import errors, estimator, types
-from replicate import progress as progress_line
 from replicate.app.config import functions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.console import interrupts, progress
@@ -20,26 +17,6 @@ _REMEDY = (
     "Lower the learning rate, set clip_global_norm, or look for bad values in train.input; "
     "tf.debugging.check_numerics in model_fn names the first tensor that it is given."
 )
-_NO_NEWS = ("is deprecated and will be removed", "It seems that global step")
-
-
-def calm_logging(quiet: bool) -> None:
-    """Keeps TensorFlow's notes on its old API off the screen; with quiet, its warnings too.
-
-    Nor does it tell of a global step that stood still: it reads that while the step is being
-    made, and `TrainingHook` knows better.
-    """
-    progress_line.show(False)  # there are bars
-    logger = tf.get_logger()
-    logger.addFilter(_is_news)
-    warnings.filterwarnings("ignore", r"`tf\.layers\.\w+` is deprecated", UserWarning)
-    if quiet:
-        logger.setLevel(logging.ERROR)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    text = record.getMessage()
-    return not any(words in text for words in _NO_NEWS)
 
 
 def of_config(names: Sequence[str], offered: Mapping[str, Any]) -> list[tf1.train.SessionRunHook]:
@@ -171,31 +148,6 @@ class TrainingHook(tf1.train.SessionRunHook):
             writer = tf1.summary.FileWriterCache.get(self._folder)
             writer.add_summary(tf1.Summary(value=[value]), self.ended_at)
             writer.flush()
-
-
-class MeetingHook(tf1.train.SessionRunHook):
-    """Tells when this worker waits for the others, and when all are there.
-
-    Args:
-        say: Tells it.
-        name: Of this worker.
-        size: How many workers there are.
-        timeout: For how many seconds it waits.
-    """
-
-    def __init__(self, say: Callable[[str], None], name: str, size: int, timeout: float):
-        self._say = say
-        self._size = size
-        others = f"{size - 1} other worker{'' if size == 2 else 's'}"
-        self._waits = f"{name} is ready, and waits for {others}, for {timeout:g} seconds at most"
-
-    def begin(self) -> None:
-        """See base class."""
-        self._say(self._waits)
-
-    def after_create_session(self, session: tf1.Session, coord: tf.train.Coordinator) -> None:
-        """See base class."""
-        self._say(f"all {self._size} workers are there")
 
 
 class EvaluationHook(tf1.train.SessionRunHook):

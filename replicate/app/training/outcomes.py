@@ -1,7 +1,4 @@
-"""What follows from a training's checkpoints: evaluations, the best one, exports.
-
-It is the chief's part, or an evaluator's where there is one.
-"""
+"""What follows from a training's checkpoints: evaluations, the best one, exports."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias

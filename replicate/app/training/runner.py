@@ -52,25 +52,22 @@ def train(
             f"until all is deleted. Remove {settings.model_dir}, or choose another --model-dir."
         )
     run = running.Run(settings, display, interrupts.StopRequest(), task, command)
-    if task.own.job in ("evaluator", "ps") or not task.is_chief:
+    if task.position != 0:
         return _beside_chief(run)
-    with (
-        folders.made(run.model_dir, "model_dir"),
-        checkpoints.naming_full_disk(run.model_dir),
-        folders.training(run.model_dir),
-    ):
+
+    def trained(fallen_back_to: str | None) -> trainings.Trained:
+        if fallen_back_to and (task.size > 1 or task.servers):
+            raise errors.ClusterError(
+                "model_dir: all tasks must begin at the same checkpoint, but others may have begun "
+                f"at a damaged one. The same command continues from {fallen_back_to}."
+            )
+        return trainings.train(run)
+
+    folders.make(run.model_dir, "model_dir")
+    with checkpoints.naming_full_disk(run.model_dir), folders.training(run.model_dir):
         if may_delete is not None:
             _begin_again(run, may_delete)
-        while True:
-            try:
-                return trainings.train(run)
-            except checkpoints.Unreadable as e:
-                left = checkpoints.fall_back(run.model_dir, e)
-                if task.size > 1 or task.servers:
-                    raise errors.ClusterError(
-                        "model_dir: all tasks must begin at the same checkpoint, but others may "
-                        f"have begun at a damaged one. The same command continues from {left}."
-                    ) from e
+        return checkpoints.retried(run.model_dir, None, trained, renames=True)
 
 
 def _beside_chief(run: running.Run) -> trainings.Trained:
@@ -80,14 +77,16 @@ def _beside_chief(run: running.Run) -> trainings.Trained:
         ClusterError: If one cannot be read.
     """
     settings, task = run.settings, run.task
+    if task.own.job == "evaluator":
+        run.display.say(f"{task.name}: the chief evaluates; there is nothing to do here")
+        return trainings.Trained(0, False)
     if task.own.job == "ps":
         run.display.say(f"{settings.name}: {task.name}, keeps variables until it is ended")
         # A server has nothing to save; to take it down in order may fail while others are there.
         with interrupts.at_once():
             membership.serve(task)
-    part = trainings.evaluate_new if task.own.job == "evaluator" else trainings.follow
     try:
-        return part(run)
+        return trainings.follow(run)
     except checkpoints.Unreadable as e:
         raise errors.ClusterError(
             f"model_dir: all tasks must be able to read {e.path or run.model_dir}, but "
@@ -124,8 +123,8 @@ def evaluate(
     """
     if named is None:
         shown = settings.model_dir
-        return checkpoints.of_newest(
-            shown, lambda path: _evaluated(settings, display, {shown: path}, None)[0]
+        return _of(
+            settings, None, lambda path: _evaluated(settings, display, {shown: path}, None)[0]
         )
     checkpoint = checkpoints.chosen(settings.model_dir, named)
     return _evaluated(settings, display, {checkpoint: checkpoint})[0]
@@ -275,6 +274,7 @@ def verify(settings: config.Config, display: progress.Display) -> verification.V
 
 def _of(settings: config.Config, named: str | None, work: Callable[[str], _T]) -> _T:
     """Returns what is made of the checkpoint that is named, or else of the newest."""
-    if named is None:
-        return checkpoints.of_newest(settings.model_dir, work)
-    return work(checkpoints.chosen(settings.model_dir, named))
+    model_dir = settings.model_dir
+    if named is not None:
+        return work(checkpoints.chosen(model_dir, named))
+    return checkpoints.retried(model_dir, checkpoints.newest(model_dir), work)

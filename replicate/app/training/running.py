@@ -79,11 +79,6 @@ class Goal:
         return time.monotonic() >= self._deadline
 
     @property
-    def wanted(self) -> str:
-        """What the config wants, in words that all tasks of a cluster know from the start."""
-        return f"{self._wanted.steps} steps, {self._wanted.epochs} epochs"
-
-    @property
     def is_reached(self) -> bool:
         """Whether no step is left to make."""
         return self.reason_at(self.start) is not None

@@ -91,15 +91,11 @@ class Steps:
             "config": self.estimator.config,
         }
         self._own_hooks = hooks.of_config(self._wanted.hooks, offered)
-        ours: list[tf1.train.SessionRunHook] = [self._progress]
-        if run.task.is_together:
-            meeting = run.task.name, run.task.size, settings.cluster.timeout
-            ours.append(hooks.MeetingHook(run.display.say, *meeting))
         begin()
         with reading.naming(settings, "train"), self._others_may_be_gone():
             self.estimator.train(
                 self._input_fn,
-                hooks=[*ours, *self._own_hooks],
+                hooks=[self._progress, *self._own_hooks],
                 max_steps=self._goal.end,
                 saving_listeners=None if listener is None else [listener],
             )
@@ -139,16 +135,20 @@ class Steps:
         self,
         spec: estimator.EstimatorSpec,
         features: types.Nest,
-        labels: types.Nest,
         config: estimator.RunConfig,
     ) -> estimator.EstimatorSpec:
         """Returns the spec of training with hooks that check and save; takes note of the rows."""
-        if self._strategy is not None and self._run.task.is_together:
+        settings, task = self._run.settings, self._run.task
+        if self._strategy is not None and task.is_together:
             self._workers = self._strategy.workers
+            number, limit = task.size - 1, settings.cluster.timeout
+            self._run.display.say(
+                f"{task.name} is ready, and waits for {number} other "
+                f"worker{'' if number == 1 else 's'}, for {limit:g} seconds at most"
+            )
         # NOTE: features are not what workers take their steps with: to read them takes a batch.
         alone = self._workers.is_alone
         self._rows = hooks.rows_of(features) if alone else self._workers.rows
-        settings, task = self._run.settings, self._run.task
         if settings.seed is not None and not task.servers:
             spec = self._keyed_by_step(spec)
         if not task.is_chief:

@@ -2,8 +2,7 @@
 
 All workers make the steps, together. What follows from them is the chief's, or of a process that is
 alone, and nobody else writes to model_dir: the lock, the run's records, checkpoints, summaries,
-evaluations, the best checkpoint, exports. A worker that is no chief only makes steps. An evaluator,
-where there is one, takes the evaluations, and what follows from these, off the chief.
+evaluations, the best checkpoint, exports. A worker that is no chief only makes steps.
 """
 
 import functools
@@ -18,16 +17,13 @@ from replicate.app.data import reading, section_inputs
 from replicate.app.runs import checkpoints, records
 from replicate.app.training import (
     device_choice,
-    estimators,
     improvement,
     outcomes,
     running,
     steps,
 )
-from replicate.compat.tensorflow import tf, tf1
+from replicate.compat.tensorflow import tf1
 from replicate.console import interrupts, progress
-
-_PAUSE = 0.5  # seconds between two looks for a checkpoint
 
 
 class Trained(NamedTuple):
@@ -120,9 +116,7 @@ def _trained(
     """Makes the steps, and does what follows; returns what that came to, and what ended it."""
     start, settings = goal.start, run.settings
     training = steps.Steps(run, goal)
-    following = None
-    if not run.task.has_evaluator:
-        following = outcomes.Outcomes(run, training.estimator)
+    following = outcomes.Outcomes(run, training.estimator)
     begin = functools.partial(_write_down, run, goal, kept, changes)
     if goal.is_reached:
         begin()
@@ -143,13 +137,10 @@ def _trained(
                 f"behind the {start} batches that are passed over. Set repeat: true, or choose "
                 "another model_dir."
             )
-        if kept.is_finished(step) and following is not None:  # all rows were read before
+        if kept.is_finished(step):  # all rows were read before
             return Trained(step, False), ended_by
-    if following is not None:
-        newest = training.estimator.latest_checkpoint()
-        return Trained(step, True, *following.finish(step, ended_by, newest)), ended_by
-    kept.note_end(step, goal.wanted)
-    return Trained(step, True), ended_by
+    newest = training.estimator.latest_checkpoint()
+    return Trained(step, True, *following.finish(step, ended_by, newest)), ended_by
 
 
 def _write_down(
@@ -188,7 +179,7 @@ class _Checkpoints(tf1.train.CheckpointSaverListener):
         run: The run.
         goal: Where its training ends.
         training: The steps.
-        following: What evaluates; None: another process does.
+        following: What evaluates.
     """
 
     def __init__(
@@ -196,7 +187,7 @@ class _Checkpoints(tf1.train.CheckpointSaverListener):
         run: running.Run,
         goal: running.Goal,
         training: steps.Steps,
-        following: outcomes.Outcomes | None,
+        following: outcomes.Outcomes,
     ):
         self._run = run
         self._goal = goal
@@ -216,7 +207,7 @@ class _Checkpoints(tf1.train.CheckpointSaverListener):
         is_last = self._goal.end is not None and step >= self._goal.end
         is_due = step // self._every > self._rounds and not is_last
         self._rounds = max(self._rounds, step // self._every)
-        if is_due and self._following is not None:
+        if is_due:
             try:
                 self._following.evaluate(self._training.estimator.latest_checkpoint())
             except interrupts.Interrupted:
@@ -250,57 +241,3 @@ def follow(run: running.Run) -> Trained:
     else:
         say(f"{name} has made its last step, {step}")
     return Trained(step, True)
-
-
-def evaluate_new(run: running.Run) -> Trained:
-    """Evaluates new checkpoints until the last one: the evaluator's part.
-
-    An evaluation is due where it would be the chief's: at each multiple of `eval.every_steps`,
-    and at the end. Of checkpoints that came meanwhile it takes the newest one.
-
-    Raises:
-        Interrupted: If a signal came.
-    """
-    settings, say, model_dir = run.settings, run.display.say, run.model_dir
-    say(f"{settings.name}: {run.task.name} evaluates checkpoints in {model_dir}")
-    start = checkpoints.step_of(model_dir) or 0
-    every = settings.evaluated_every or math.inf
-    kept = records.Records(model_dir, say)
-    with run.stop, run.display:
-        goal = running.Goal(run, start)
-        following = outcomes.Outcomes(run, estimators.build(estimators.describe(settings)))
-        rounds = start // every
-        while not run.stop.requested:
-            path = checkpoints.path_in(model_dir) or ""
-            step = checkpoints.step_in(path) if path else None
-            if step is not None and is_last(run, goal, kept, step):
-                if kept.is_finished(step):
-                    return Trained(step, False)
-                ended_by = goal.reason_at(step) or running.INPUT
-                return Trained(step, True, *following.finish(step, ended_by, path))
-            if step is None or step // every <= rounds:
-                time.sleep(_PAUSE)
-                continue
-            rounds = step // every
-            try:
-                following.evaluate(path)
-            except (errors.RunError, tf.errors.OpError):
-                if tf.io.gfile.exists(f"{path}.index"):
-                    raise
-                say(
-                    f"the checkpoint of step {step} was deleted while it was evaluated; keep more "
-                    "with train.keep_checkpoint_max"
-                )
-    raise interrupts.Interrupted("the evaluator stopped; the same command does what is left")
-
-
-def is_last(run: running.Run, goal: running.Goal, kept: records.Records, step: int) -> bool:
-    """Tells an evaluator whether the checkpoint of a step is the training's last one.
-
-    With parameter servers the steps of other workers go on while the chief saves: a checkpoint
-    of the last step may be followed by another one, and the chief says which was the last.
-    """
-    is_end = goal.end is not None and step >= goal.end
-    if run.task.servers:
-        is_end = is_end and kept.is_finished(step)
-    return is_end or kept.has_ended(step, goal.wanted)

@@ -57,7 +57,6 @@ class Cluster(NamedTuple):
             job of that name; of workers alone the first one has it.
         own: This process.
         servers: The tasks that keep variables.
-        has_evaluator: Whether the job evaluator is among its jobs.
         is_stopping: Tells whether this process is asked to stop, so that it waits for nobody who
             has not come. Where it is given, workers end with the chief of a cluster with
             parameter servers, unless that was stopped. None: nobody asks.
@@ -67,7 +66,6 @@ class Cluster(NamedTuple):
     tasks: tuple[Task, ...]
     own: Task
     servers: tuple[Task, ...] = ()
-    has_evaluator: bool = False
     is_stopping: Callable[[], bool] | None = None
     listens: bool = True
 
@@ -151,7 +149,6 @@ def of(given: Cluster | Mapping[str, Any] | str | None = None) -> Cluster:
     _require_addresses(jobs)
     tasks = [task for job in _TRAINING for task in _tasks(jobs, job)]
     servers = _tasks(jobs, "ps")
-    has_evaluator = bool(jobs.get("evaluator"))
     own = _own(found.get("task") or {}, [*tasks, *servers])
     trained = tuple(tasks)
     if tasks[0].job == "worker":  # the first one is the chief by its name, too
@@ -159,7 +156,7 @@ def of(given: Cluster | Mapping[str, Any] | str | None = None) -> Cluster:
         trained = dataclasses.replace(tasks[0], job="chief"), *moved
     if own in tasks:
         own = trained[tasks.index(own)]
-    return Cluster(trained, own, tuple(servers), has_evaluator)
+    return Cluster(trained, own, tuple(servers))
 
 
 def _tasks(jobs: Mapping[str, Any], job: str) -> list[Task]:
