@@ -32,7 +32,6 @@ trane x.yaml | No such command 'trane'. Did you mean 'train'?
 serve | No such command 'serve'.
 train | Missing argument 'CONFIG'
 evaluate DIGITS --checkpoint=3 --all | --checkpoint must not come with --all
-train DIGITS --yes | --yes: must come with --fresh. Add it.
 average DIGITS | One of --last and --checkpoints is required.
 train DIGITS --sett a=b | No such option '--sett'. Did you mean --set?
 train DIGITS --devices=auto --devices.cpu 2 | Set all of it: --devices='{cpu: 2}'
@@ -185,7 +184,6 @@ def test_data_of_a_run_that_has_begun_or_of_a_cluster_is_not_looked_at(began, mo
     line = ["train", "c.yaml", "--model-dir", "run"]
     assert cli.main(line) == 1
     pathlib.Path("run/checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"\n')
-    assert cli.main([*line, "--fresh"]) == 1  # before it deletes anything
     assert cli.main(line) == 0
     monkeypatch.setenv("TF_CONFIG", "{}")
     assert cli.main([*line, "--model-dir", "other"]) == 0

@@ -122,13 +122,6 @@ def test_a_training_falls_back_over_several(trained, model_dir, caplog):
     assert weight(model_dir) == pytest.approx(WEIGHTS[4], rel=1e-6)
 
 
-def test_fresh_deletes_what_was_damaged(trained, model_dir):
-    damage(model_dir, "flipped")
-    assert run(trained, "train", model_dir=model_dir) == 0
-    assert run(trained, "train", "--fresh", "--yes", model_dir=model_dir) == 0
-    assert not list(model_dir.glob("*.damaged"))
-
-
 def test_a_worker_leaves_a_damaged_checkpoint_to_the_chief(trained, model_dir, capsys, monkeypatch):
     damage(model_dir, "torn index")
     cluster = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"]}

@@ -2,7 +2,6 @@
 
 import types
 
-import numpy as np
 import pytest
 
 from replicate import errors
@@ -21,41 +20,10 @@ class Shown:
         self.told.append(numbers)
 
 
-def holder(*shape, rank=True):
-    return tf1.placeholder(tf.float32, shape if rank else None)
-
-
-@pytest.mark.parametrize(
-    ("features", "given", "expected"),
-    [
-        (lambda: {"x": tf.zeros([5, 2])}, None, 5),
-        (lambda: {"a": tf.constant(1.0), "b": tf.zeros([5, 2])}, None, 5),  # a scalar has none
-        (lambda: {"a": 3, "b": tf.zeros([5])}, None, 5),  # nor has what is no tensor
-        (lambda: holder(None, 2), np.zeros([4, 2]), 4),
-        (lambda: holder(rank=False), np.zeros([4, 2]), 4),
-        (lambda: tf.sparse.from_dense(np.eye(6, 3)), None, 6),
-        (lambda: tf.ragged.constant([[1], [2, 3], []]), None, 3),
-        (lambda: {"a": tf.constant(1.0)}, None, 0),  # nobody knows
-        (dict, None, 0),
-    ],
-)
-def test_a_batch_has_as_many_rows_as_the_first_tensor_that_has_any(
-    session, features, given, expected
-):
-    made = features()
-    rows = hooks.rows_of(made)
-    found = (
-        session.run(rows, {made: given} if given is not None else {})
-        if tf.is_tensor(rows)
-        else rows
-    )
-    assert found == expected
-
-
 def test_a_step_that_leads_nowhere_comes_to_an_end(session):
     tf1.train.get_or_create_global_step()
     tf1.add_to_collection(tf1.GraphKeys.LOSSES, tf.constant(0.5))
-    hook = hooks.TrainingHook(Shown(), 0, lambda: 2)
+    hook = hooks.TrainingHook(Shown(), 0, 2)
     hook.begin()
     values = types.SimpleNamespace(results=[7, 0.5])  # the step before, and the loss
     for _ in range(hooks._MAX_IDLE_RUNS):

@@ -128,7 +128,7 @@ def test_a_finished_training_does_nothing_more(trained, capsys):
     assert run(trained, "train") == 0
     shown = capsys.readouterr().err
     assert "is at step 4 already; nothing left to do" in shown
-    assert "Train on with more --train.steps, or begin again with --fresh." in shown
+    assert "Train on with more --train.steps, or begin again in another --model-dir." in shown
     assert sorted(path.name for path in (trained / "trained").iterdir()) == before
 
 
@@ -322,15 +322,6 @@ def test_people_are_told_where_a_run_is(folder, devices, strategy, cluster, text
     jobs = {"chief": ["a:1"], **cluster}
     task = clusters.of({"cluster": jobs, "task": {"type": "chief", "index": 0}})
     assert device_choice.text_of(settings, task) == text
-
-
-def test_one_of_several_workers_does_not_begin_again(trained, capsys, monkeypatch):
-    jobs = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"]}
-    task = {"cluster": jobs, "task": {"type": "chief", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-    assert run(trained, "train", "--fresh", "--yes") == 2
-    assert "--fresh: must not be given to one of several workers" in capsys.readouterr().err
-    assert (trained / "trained" / "checkpoint").exists()
 
 
 def test_a_server_keeps_variables_until_it_is_ended(trained, capsys, monkeypatch):

@@ -13,7 +13,6 @@ import pytest
 import replicate
 from replicate.app.command import cli
 from replicate.app.config import config, functions
-from replicate.app.runs import folders
 from replicate.app.training import (
     estimators,
     hooks,
@@ -261,52 +260,6 @@ def test_what_is_left_is_named(trained, without, left):
         finished.write_text(kept)
 
 
-@pytest.mark.thorough
-def test_a_fresh_start_deletes_the_run_when_that_is_confirmed(folder):
-    out = folder / "fresh"
-    run(folder, "train", "fresh", "export.after_training=true")
-    (out / "notes.txt").write_text("mine")
-    shown = run(folder, "train", "fresh", options=["--fresh"], code=2)[1]
-    assert "--fresh: must be confirmed, and there is no terminal to ask on. Add --yes" in shown
-    assert step_of(out) == 4
-    shown = run(folder, "train", "fresh", "train.steps=1", options=["--fresh", "--yes"])[1]
-    assert f"deleted the run in {out}" in shown
-    assert "training from step 0 to 1" in shown
-    assert step_of(out) == 1
-    assert (out / "notes.txt").read_text() == "mine"
-    assert not (out / "model.ckpt-4.index").exists()
-    assert not (out / "export").exists() or not any((out / "export").iterdir())
-
-
-def test_a_fresh_start_that_is_denied_changes_nothing(folder, trained, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
-    before = sorted(path.name for path in (folder / "trained").iterdir())
-    shown = run(folder, "train", "trained", options=["--fresh"], code=1)[1]
-    assert f"{folder / 'trained'} has a run:\n" in shown
-    assert "  model.ckpt-4 (" in shown  # as many files as it has
-    assert "Delete it and begin again? [y/N]" in shown
-    assert "is left as it is; nothing was trained" in shown
-    assert sorted(path.name for path in (folder / "trained").iterdir()) == before
-
-
-def test_a_fresh_start_respects_who_trains_there(folder, trained):
-    with folders.training(str(folder / "trained")):
-        options = ["--fresh", "--yes"]
-        shown = run(folder, "train", "trained", options=options, code=1)[1]
-    assert "must have one training at a time" in shown
-    assert step_of(folder / "trained") == 4
-
-
-def test_yes_without_fresh_is_refused(folder):
-    assert (
-        "--yes: must come with --fresh" in run(folder, "train", "x", options=["--yes"], code=2)[1]
-    )
-
-
 def test_epochs_end_a_training_at_the_same_step_however_often_it_is_stopped(folder):
     # 4 rows in batches of 3: 2 steps in a pass, 6 in 3 passes.
     epochs = ["train.epochs=3", "train.steps=null", "train.input.batch_size=3"]
@@ -363,7 +316,8 @@ def test_training_stops_early_and_says_why(stopped):
     assert again.rstrip().endswith(
         "for 2 evaluations); nothing left to do.\n"
         "config: train.steps: was 9, is 99\n"
-        "Train on with a larger --train.early_stopping.patience, or begin again with --fresh."
+        "Train on with a larger --train.early_stopping.patience, or begin again in another "
+        "--model-dir."
     )
 
 

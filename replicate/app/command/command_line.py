@@ -16,7 +16,6 @@ import replicate
 from replicate import errors
 from replicate.app.command import completion
 
-_NEEDED = {"yes": "fresh"}  # options that say more about another one
 _APART = (  # options that do not go together
     ("checkpoint", "all"),
     ("last", "checkpoints"),
@@ -90,17 +89,12 @@ class Command(click.Command):
         return rest
 
     def _check(self, ctx: click.Context) -> None:
-        """Refuses options that do not go together, or lack another one."""
+        """Refuses options that do not go together."""
         given = [name for name, one in ctx.params.items() if one not in (None, False, (), [])]
         for one, other in _APART:
             if one in given and other in given:
                 names = f"--{one} must not come with --{other}".replace("_", "-")
                 raise click.UsageError(f"{names}. Leave out one.", ctx)
-        for name in given:
-            needed = _NEEDED.get(name, name)
-            if needed in ctx.params and needed not in given:
-                text = f"--{name}: must come with --{needed}. Add it.".replace("_", "-")
-                raise errors.ConfigError(text)
         if self.name == "launch":
             of_config = {"configs", "set", "json", "print_config"} & set(given)
             number = len(ctx.params["configs"])

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,8 +68,6 @@ def _schema() -> str:
     configs=1,
     section="train",
 )
-@line.flag("--fresh", "begin again: delete what runs wrote in model_dir; asks before")
-@line.flag("--yes", "answer what --fresh asks with yes")
 @_json("what it came to")
 def train(request: "Request") -> None:
     """Train, from the last checkpoint if there is one."""
@@ -79,12 +77,11 @@ def train(request: "Request") -> None:
         from replicate.console import json_output
 
     settings, options = request.settings, request.options
-    may_delete = _asks_before(request)
     # A launcher shows what is in the log at once, and stdout, the result, in the end.
     is_apart = request.launcher is not None and not options.json
     apart = json_output.alone() if is_apart else contextlib.nullcontext()
     with apart:
-        done = runner.train(settings, _display(request), request.line, may_delete)
+        done = runner.train(settings, _display(request), request.line)
     if options.json:
         told = {"name": settings.name, "model_dir": settings.model_dir}
         request.print_json({**told, **done._asdict()})
@@ -95,26 +92,6 @@ def train(request: "Request") -> None:
             report.print_metrics([done.metrics], f"{settings.name} at step {done.step}")
         if done.path is not None:
             report.print_signatures(f"exported: {done.path}", exports.signatures(done.path))
-
-
-def _asks_before(request: "Request") -> Callable[[Sequence[str]], bool] | None:
-    """Returns what asks whether --fresh may delete; None where nothing is to be deleted."""
-    if not request.options.fresh:
-        return None
-    if request.options.yes:
-        return lambda lines: True
-    if not sys.stdin.isatty():
-        raise errors.ConfigError(
-            "--fresh: must be confirmed, and there is no terminal to ask on. Add --yes to delete "
-            f"what runs wrote in {request.settings.model_dir}."
-        )
-
-    def ask(lines: Sequence[str]) -> bool:
-        print(*lines, sep="\n", file=sys.stderr)
-        print("Delete it and begin again? [y/N] ", end="", file=sys.stderr, flush=True)
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-    return ask
 
 
 @line.command(

@@ -144,8 +144,7 @@ def _require_data(request: Request, section: str) -> None:
     if "TF_CONFIG" in os.environ:
         return
     if options.command in ("train", "launch"):
-        is_new = getattr(options, "fresh", False)
-        if not is_new and launcher.saved_step(settings.model_dir) is not None:
+        if launcher.saved_step(settings.model_dir) is not None:
             return
         wanted += ["eval"] * (settings.eval is not None)
     absences.require_data(settings, wanted)

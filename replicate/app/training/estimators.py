@@ -79,7 +79,7 @@ def describe(
 
 def build(
     described: Described,
-    amend: Callable[..., estimator.EstimatorSpec] = lambda spec, features, config: spec,
+    amend: Callable[..., estimator.EstimatorSpec] = lambda spec, config: spec,
     keys: Sequence[str] = (),
     checkpoint: str | None = None,
 ) -> estimator.Estimator:
@@ -87,7 +87,7 @@ def build(
 
     Args:
         described: That.
-        amend: Adds to the spec of training; is given it, the features and the RunConfig.
+        amend: Adds to the spec of training; is given it and the RunConfig.
         keys: The predictions that are wanted, which the model must have.
         checkpoint: The path of what will be restored; None: the newest checkpoint.
     """
@@ -104,7 +104,7 @@ def build(
         if mode == estimator.ModeKeys.PREDICT and isinstance(spec.predictions, Mapping):
             predictions.require_keys(keys, spec.predictions)
         is_trained = mode == estimator.ModeKeys.TRAIN
-        return amend(spec, features, config) if is_trained else spec
+        return amend(spec, config) if is_trained else spec
 
     return estimator.Estimator(inspected, params=described.params, config=described.config)
 

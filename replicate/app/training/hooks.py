@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from replicate import errors, estimator, types
+from replicate import errors, estimator
 from replicate.app.config import functions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.console import interrupts, progress
@@ -47,19 +47,6 @@ def of_config(names: Sequence[str], offered: Mapping[str, Any]) -> list[tf1.trai
     return hooks
 
 
-def rows_of(features: types.Nest) -> tf.Tensor | int:
-    """Returns how many rows a batch has: a number where that is static, else a tensor."""
-    for leaf in tf.nest.flatten(features, expand_composites=False):
-        if isinstance(leaf, tf.SparseTensor):
-            return leaf.dense_shape[0]
-        if isinstance(leaf, tf.RaggedTensor):
-            return leaf.nrows()
-        if tf.is_tensor(leaf) and leaf.shape.rank != 0:
-            static = None if leaf.shape.rank is None else leaf.shape.as_list()[0]
-            return tf.shape(leaf)[0] if static is None else static
-    return 0
-
-
 class TrainingHook(tf1.train.SessionRunHook):
     """Shows training steps, ends those that lead nowhere, and ends after the step when asked to.
 
@@ -68,8 +55,7 @@ class TrainingHook(tf1.train.SessionRunHook):
     Args:
         shown: Where to show the steps.
         start: The global step at the begin.
-        rows: Returns how many rows a batch has: a number, or a tensor of shape []; 0: nobody knows.
-            Called once the graph is built.
+        rows: How many rows a batch has; 0: nobody knows.
         is_asked: Tells whether to end.
         folder: Where the last loss is written, which TensorFlow does not; None: nowhere.
 
@@ -84,7 +70,7 @@ class TrainingHook(tf1.train.SessionRunHook):
         self,
         shown: progress.Task,
         start: int,
-        rows: Callable[[], tf.Tensor | int],
+        rows: int = 0,
         is_asked: Callable[[], bool] = lambda: False,
         folder: str | None = None,
     ):
@@ -92,10 +78,9 @@ class TrainingHook(tf1.train.SessionRunHook):
         self.ended_at = start
         self.runs = 0
         self._shown = shown
-        self._rows_of = rows
+        self._rows = rows
         self._is_asked = is_asked
         self._folder = folder
-        self._rows: tf.Tensor | int = 0
         self._fetched: list[tf.Tensor] = []
         self._loss = math.nan
         self._last_step = -1
@@ -103,10 +88,8 @@ class TrainingHook(tf1.train.SessionRunHook):
 
     def begin(self) -> None:
         """See base class."""
-        self._rows = self._rows_of()
         loss = tf1.get_collection(tf1.GraphKeys.LOSSES)[-1]  # the reduced one
         self._fetched = [tf1.train.get_global_step(), loss]
-        self._fetched += [self._rows] if tf.is_tensor(self._rows) else []
 
     def before_run(self, run_context: _Context) -> tf1.train.SessionRunArgs:
         """See base class."""
@@ -116,7 +99,7 @@ class TrainingHook(tf1.train.SessionRunHook):
     def after_run(self, run_context: _Context, run_values: tf1.train.SessionRunValues) -> None:
         """See base class."""
         self.is_waiting = False
-        before, self._loss, *rows = run_values.results
+        before, self._loss = run_values.results
         if not math.isfinite(self._loss):
             step = run_context.session.run(self._fetched[0])
             now = f"{self._loss:g}".replace("nan", "NaN")
@@ -125,7 +108,7 @@ class TrainingHook(tf1.train.SessionRunHook):
             )
         self._need_progress(int(before))
         self.runs += 1
-        self._shown.update(int(before) + 1, float(self._loss), int(rows[0] if rows else self._rows))
+        self._shown.update(int(before) + 1, float(self._loss), self._rows)
         if self._is_asked():
             run_context.request_stop()
 

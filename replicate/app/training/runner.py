@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from replicate import errors, verification
 from replicate.app.config import config, sections
 from replicate.app.data import reading, section_inputs
-from replicate.app.runs import averaging, checkpoints, folders, fresh_starts
+from replicate.app.runs import averaging, checkpoints, folders
 from replicate.app.training import (
     device_choice,
     estimators,
@@ -24,10 +24,7 @@ _T = TypeVar("_T")
 
 
 def train(
-    settings: config.Config,
-    display: progress.Display,
-    command: Sequence[str] = (),
-    may_delete: Callable[[Sequence[str]], bool] | None = None,
+    settings: config.Config, display: progress.Display, command: Sequence[str] = ()
 ) -> trainings.Trained:
     """Trains to its end, from the last checkpoint if there is one.
 
@@ -37,20 +34,13 @@ def train(
         settings: The config.
         display: Where progress goes.
         command: The command line, for the run's record.
-        may_delete: Where training is to begin again: is asked whether what runs wrote may be
-            deleted, with a list of it. None: training continues.
 
     Raises:
         Interrupted: If a signal came; a checkpoint is saved.
-        RunError: If another process trains in the same directory, or nothing may be deleted.
+        RunError: If another process trains in the same directory.
         ConfigError: If `TF_CONFIG` is malformed, or the config is none for such a cluster.
     """
     task = device_choice.task_of(settings)
-    if may_delete is not None and task.size > 1:
-        raise errors.ConfigError(
-            "--fresh: must not be given to one of several workers, for the others do not wait "
-            f"until all is deleted. Remove {settings.model_dir}, or choose another --model-dir."
-        )
     run = running.Run(settings, display, interrupts.StopRequest(), task, command)
     if task.position != 0:
         return _beside_chief(run)
@@ -65,8 +55,6 @@ def train(
 
     folders.make(run.model_dir, "model_dir")
     with checkpoints.naming_full_disk(run.model_dir), folders.training(run.model_dir):
-        if may_delete is not None:
-            _begin_again(run, may_delete)
         return checkpoints.retried(run.model_dir, None, trained, renames=True)
 
 
@@ -92,19 +80,6 @@ def _beside_chief(run: running.Run) -> trainings.Trained:
             f"model_dir: all tasks must be able to read {e.path or run.model_dir}, but "
             f"{task.name} cannot. Look at what the chief says, then give the same command."
         ) from e
-
-
-def _begin_again(run: running.Run, may_delete: Callable[[Sequence[str]], bool]) -> None:
-    model_dir, wanted = run.model_dir, run.settings.export
-    exporters = [one.folder for one in wanted.exporters] if wanted is not None else []
-    directory = exports.directory_of(run.settings)
-    found = fresh_starts.written_in(model_dir, directory, exporters)
-    if not found:
-        return
-    if not may_delete([f"{model_dir} has a run:", *fresh_starts.listed(model_dir, found)]):
-        raise errors.RunError(f"{model_dir} is left as it is; nothing was trained.")
-    fresh_starts.delete(model_dir, found)
-    run.display.say(f"deleted the run in {model_dir}")
 
 
 def evaluate(

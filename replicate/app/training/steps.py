@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from replicate import errors, estimator, types
-from replicate.app.config import sections
+from replicate import errors, estimator
+from replicate.app.config import input_config, sections
 from replicate.app.data import inputs, reading, section_inputs
 from replicate.app.runs import checkpoints
 from replicate.app.training import (
@@ -42,11 +42,11 @@ class Steps:
         self._shown = run.display.task(
             "train", goal.end, start=goal.start, every=wanted.log_every_steps
         )
-        self._rows: tf.Tensor | int = 0  # of a batch, once the graph is built
+        is_function = isinstance(wanted.input, input_config.Function)  # of batches of any size
         self._progress = hooks.TrainingHook(
             self._shown,
             goal.start,
-            lambda: self._rows,
+            0 if is_function else wanted.input.batch_size,
             self._is_to_end,
             run.model_dir if task.is_chief else None,
         )
@@ -132,12 +132,9 @@ class Steps:
         return section_inputs.alike(made, settings, task)
 
     def _saved_once(
-        self,
-        spec: estimator.EstimatorSpec,
-        features: types.Nest,
-        config: estimator.RunConfig,
+        self, spec: estimator.EstimatorSpec, config: estimator.RunConfig
     ) -> estimator.EstimatorSpec:
-        """Returns the spec of training with hooks that check and save; takes note of the rows."""
+        """Returns the spec of training with hooks that save."""
         settings, task = self._run.settings, self._run.task
         if self._strategy is not None and task.is_together:
             self._workers = self._strategy.workers
@@ -146,9 +143,6 @@ class Steps:
                 f"{task.name} is ready, and waits for {number} other "
                 f"worker{'' if number == 1 else 's'}, for {limit:g} seconds at most"
             )
-        # NOTE: features are not what workers take their steps with: to read them takes a batch.
-        alone = self._workers.is_alone
-        self._rows = hooks.rows_of(features) if alone else self._workers.rows
         if settings.seed is not None and not task.servers:
             spec = self._keyed_by_step(spec)
         if not task.is_chief:

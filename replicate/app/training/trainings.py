@@ -65,7 +65,7 @@ def train(run: running.Run) -> Trained:
         say(f"{run.model_dir} is at step {start} already{why}; nothing left to do.")
         for change in changes:
             say(f"config: {change}")
-        say(f"Train on with {more}, or begin again with --fresh.")
+        say(f"Train on with {more}, or begin again in another --model-dir.")
         return Trained(start, False)
     say(f"{run.settings.name}: {run.text}")
     began = time.monotonic()
