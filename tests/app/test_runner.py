@@ -154,7 +154,7 @@ def test_a_training_that_was_killed_before_its_end_makes_up_for_it(folder, capsy
     capsys.readouterr()
     assert run(folder, "train", model_dir="late") == 0
     shown = capsys.readouterr()
-    assert "is at step 4 already; evaluation and exports are left" in shown.err
+    assert "is at step 4 already; what follows training is left" in shown.err
     assert "evaluated at step 4" in shown.err
     (export,) = (folder / "late" / "export").iterdir()
     assert f"exported: {export}\n" in shown.out

@@ -379,7 +379,7 @@ def test_a_training_that_is_stopped_at_its_end_says_what_is_left(folder, stop, m
     monkeypatch.setattr(outcomes, "evaluate", stopping(outcomes.evaluate, stop))
     shown = run(folder, "train", "asked_at_end", code=130)[1]
     assert "stopped at step 4; a checkpoint is saved in" in shown
-    assert "Training is over; left to the same command: evaluation and exports." in shown
+    assert "The same command does what follows training." in shown
 
 
 def test_a_training_that_is_stopped_before_its_first_step_says_so(folder, monkeypatch):

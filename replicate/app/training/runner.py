@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from replicate import errors, verification
@@ -83,53 +83,35 @@ def _beside_chief(run: running.Run) -> trainings.Trained:
 
 
 def evaluate(
-    settings: config.Config, display: progress.Display, named: str | None = None
-) -> outcomes.Metrics:
-    """Evaluates a checkpoint.
+    settings: config.Config,
+    display: progress.Display,
+    named: str | None = None,
+    each: bool = False,
+) -> list[outcomes.Metrics]:
+    """Evaluates the newest checkpoint, whose metrics are in the curve of its training, or others.
 
     Args:
         settings: The config.
         display: Where progress goes.
-        named: What `--checkpoint` says; without it the newest one is taken, and the metrics are
-            in the curve of its training.
+        named: What `--checkpoint` says.
+        each: Whether each checkpoint in model_dir is evaluated.
 
     Returns:
-        Metrics by name, with `loss` and `global_step`.
+        Metrics by name, with `loss` and `global_step`, by rising steps.
     """
-    if named is None:
-        shown = settings.model_dir
-        return _of(
-            settings, None, lambda path: _evaluated(settings, display, {shown: path}, None)[0]
-        )
-    checkpoint = checkpoints.chosen(settings.model_dir, named)
-    return _evaluated(settings, display, {checkpoint: checkpoint})[0]
-
-
-def evaluate_all(settings: config.Config, display: progress.Display) -> list[outcomes.Metrics]:
-    """Evaluates each checkpoint in model_dir; returns the metrics of each, by rising steps."""
-    paths = list(checkpoints.all_of(settings.model_dir).values())
-    paths = paths or [checkpoints.newest(settings.model_dir)]
-    return _evaluated(settings, display, {path: path for path in paths})
-
-
-def _evaluated(
-    settings: config.Config,
-    display: progress.Display,
-    paths: Mapping[str, str],
-    curve: str | None = "checkpoints",
-) -> list[outcomes.Metrics]:
-    """Evaluates checkpoints one after the other: what they are called -> their paths."""
     run = running.Run(settings, display, interrupts.StopRequest())
-    where = run.text
-    input_fn = section_inputs.input_fn(settings, "eval")
-    found = []
-    for shown, path in paths.items():
-        step = checkpoints.step_in(path)
+    where, input_fn = run.text, section_inputs.input_fn(settings, "eval")
+    curve = "checkpoints" if each or named is not None else None
+
+    def evaluated(path: str) -> outcomes.Metrics:
+        shown, step = path if curve else settings.model_dir, checkpoints.step_in(path)
         display.say(f"{settings.name}: evaluating {shown} at step {step}, {where}")
         made = estimators.build(estimators.describe(settings), checkpoint=path)
         with checkpoints.naming_full_disk(settings.model_dir), display:
-            found.append(outcomes.evaluate(run, made, input_fn, path, curve))
-    return found
+            return outcomes.evaluate(run, made, input_fn, path, curve)
+
+    paths = list(checkpoints.all_of(settings.model_dir).values()) if each else []
+    return [evaluated(path) for path in paths] or [_of(settings, named, evaluated)]
 
 
 def predict(

@@ -56,7 +56,8 @@ def train(run: running.Run) -> Trained:
     goal, say = running.Goal(run, start), run.display.say
     kept = records.Records(run.model_dir, say)
     changes = kept.changes(config.to_yaml(run.settings, run.model_dir))
-    if goal.is_reached and (not _left(run.settings) or kept.is_finished(start)):
+    is_left = run.settings.eval is not None or run.settings.export is not None
+    if goal.is_reached and (kept.is_finished(start) or not is_left):
         reason, why = goal.reason_at(start), ""
         more = f"more --train.{reason}"
         if reason == running.EARLY_STOPPING:
@@ -80,22 +81,16 @@ def train(run: running.Run) -> Trained:
     return done
 
 
-def _left(settings: config.Config) -> list[str]:
-    """Returns what follows the last step."""
-    wanted = {"evaluation": settings.eval, "exports": settings.export}
-    return [name for name, section in wanted.items() if section is not None]
-
-
 def _tell_end(say: Callable[[str], None], goal: running.Goal, step: int, ended_by: str) -> None:
-    of = "" if goal.end is None else f" of {goal.end}"
-    if ended_by == running.EARLY_STOPPING:
-        say(f"stopped early at step {step}: {goal.early_reason(step)}.")
-    elif ended_by == running.INPUT:
-        say(f"train.input came to its end at step {step}{of}.")
-    elif ended_by == running.TIME:
-        say(f"train.max_time was over at step {step}{of}; the same command goes on from there.")
-    elif ended_by == running.HOOK:
-        say(f"a hook ended training at step {step}{of}.")
+    at = f"at step {step}" + ("" if goal.end is None else f" of {goal.end}")
+    told = {
+        running.EARLY_STOPPING: f"stopped early at step {step}: {goal.early_reason(step)}.",
+        running.INPUT: f"train.input came to its end {at}.",
+        running.TIME: f"train.max_time was over {at}; the same command goes on from there.",
+        running.HOOK: f"a hook ended training {at}.",
+    }
+    if ended_by in told:
+        say(told[ended_by])
 
 
 def _stopped_text(run: running.Run, goal: running.Goal) -> str:
@@ -103,11 +98,8 @@ def _stopped_text(run: running.Run, goal: running.Goal) -> str:
     step = checkpoints.step_of(model_dir)
     if step is None:
         return f"stopped before the first step; no checkpoint is saved in {model_dir} yet."
-    left = " and ".join(_left(run.settings))
-    then = f"Training is over{left and f'; left to the same command: {left}'}."
-    if goal.reason_at(step) is None:
-        then = "The same command continues from there."
-    return f"stopped at step {step}; a checkpoint is saved in {model_dir}. {then}"
+    does = "continues from there" if goal.reason_at(step) is None else "does what follows training"
+    return f"stopped at step {step}; a checkpoint is saved in {model_dir}. The same command {does}."
 
 
 def _trained(
@@ -159,9 +151,7 @@ def _write_down(
         command=run.command,
     )
     if goal.is_reached:
-        left = " and ".join(_left(settings))
-        are = "is" if left == "evaluation" else "are"
-        say(f"{run.model_dir} is at step {start} already; {left} {are} left.")
+        say(f"{run.model_dir} is at step {start} already; what follows training is left.")
     elif start:
         say(f"continuing from step {start} in {run.model_dir}, {goal.text('step ')}")
     else:
