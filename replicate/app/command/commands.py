@@ -164,12 +164,8 @@ def evaluate(request: "Request") -> None:
         from replicate.console import json_output
 
     options, settings, display = request.options, request.settings, _of_run(request)
-    found, title = (
-        runner.evaluate(settings, display, options.checkpoint, options.all),
-        settings.name,
-    )
-    if not options.all:
-        title += f" at step {found[0][json_output.STEP]}"
+    found = runner.evaluate(settings, display, options.checkpoint, options.all)
+    title = settings.name + ("" if options.all else f" at step {found[0][json_output.STEP]}")
     if options.json:
         found = [dict(sorted(metrics.items())) for metrics in found]
         request.print_json(found if options.all else found[0])
