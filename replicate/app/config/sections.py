@@ -230,10 +230,10 @@ class Latest(Repeated):
 
 
 class Best(Compared, Repeated):
-    """Exports after an evaluation that is better than those of all exports before."""
+    """Exports after an evaluation that is better than all before."""
 
     kind: Literal["best"] = "best"
-    """best: after an evaluation that is better than all exported before."""
+    """best: after an evaluation that is better than all before."""
 
 
 class Export(types.Section):

@@ -1,7 +1,6 @@
 """SavedModels as a config wants them: on request, after evaluations, after training."""
 
 import contextlib
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -19,12 +18,6 @@ _LONE = "input"  # what the served name of features is that are one tensor
 _EXPORT = re.compile(r"\d{10}")  # seconds, as Estimators number exports
 
 
-def directory_of(settings: config.Config) -> str:
-    """Returns where the exports of a config are."""
-    given = settings.export.directory if settings.export is not None else None
-    return given or os.path.join(settings.model_dir, "export")
-
-
 class Exports:
     """Writes SavedModels of one Estimator.
 
@@ -39,15 +32,25 @@ class Exports:
     def __init__(self, settings: config.Config, made: estimator.Estimator):
         self._wanted = settings.export or sections.Export()
         self._made = made
-        self._directory = directory_of(settings)
+        self._directory = self._wanted.directory or os.path.join(settings.model_dir, "export")
         folders.make(self._directory, "export.directory")
         _need_assets(self._wanted.assets_extra)
-        self._features = _features(settings, self._wanted)
-        receiver_fn(self._features)
+        self._receive = receiver_fn(_features(settings, self._wanted))
 
-    def save(self, checkpoint: str) -> str:
-        """Exports a checkpoint; returns the path of the SavedModel."""
-        return self._write(self._directory, checkpoint)
+    def save(self, checkpoint: str, exporter: str = "") -> str:
+        """Exports a checkpoint, in the folder of an exporter; returns the SavedModel's path."""
+        folder = os.path.join(self._directory, exporter) if exporter else self._directory
+        tf.io.gfile.makedirs(folder)
+        path = export.export_saved_model(
+            self._made,
+            folder,
+            self._receive,
+            towers=self._wanted.towers,
+            assets_extra=dict(self._wanted.assets_extra),
+            as_text=self._wanted.as_text,
+            checkpoint_path=checkpoint,
+        )
+        return os.fsdecode(path)
 
     def run_exporters(
         self, checkpoint: str, metrics: Mapping[str, Any], is_final: bool
@@ -68,35 +71,20 @@ class Exports:
         """
         paths = {}
         for one in self._wanted.exporters:
-            folder = os.path.join(self._directory, one.folder)
-            if isinstance(one, sections.Final) is is_final and self._is_due(one, folder, metrics):
-                tf.io.gfile.makedirs(folder)
-                paths[one.folder] = self._write(folder, checkpoint)
-                if isinstance(one, sections.Repeated) and one.exports_to_keep is not None:
-                    for path in _exports_in(folder)[: -one.exports_to_keep]:
-                        with contextlib.suppress(tf.errors.NotFoundError):
-                            tf.io.gfile.rmtree(path)
+            if isinstance(one, sections.Final) is not is_final:
+                continue
+            key = f"export.exporters: {one.folder}: metric"
+            if isinstance(one, sections.Best) and not improvement.is_best(
+                self._made.model_dir, metrics, one, key
+            ):
+                continue
+            paths[one.folder] = self.save(checkpoint, one.folder)
+            if isinstance(one, sections.Repeated) and one.exports_to_keep is not None:
+                folder = os.path.join(self._directory, one.folder)
+                for path in _exports_in(folder)[: -one.exports_to_keep]:
+                    with contextlib.suppress(tf.errors.NotFoundError):
+                        tf.io.gfile.rmtree(path)
         return paths
-
-    def _is_due(self, wanted: sections.Exporter, folder: str, metrics: Mapping[str, Any]) -> bool:
-        if not isinstance(wanted, sections.Best):
-            return True
-        key = f"export.exporters: {wanted.folder}: metric"
-        if not _exports_in(folder):  # whatever came before the exporter was asked for
-            return not math.isnan(improvement.value_of(metrics, wanted.metric, key))
-        return improvement.is_best(self._made.model_dir, metrics, wanted, key)
-
-    def _write(self, folder: str, checkpoint: str) -> str:
-        path = export.export_saved_model(
-            self._made,
-            folder,
-            receiver_fn(self._features),
-            towers=self._wanted.towers,
-            assets_extra=dict(self._wanted.assets_extra),
-            as_text=self._wanted.as_text,
-            checkpoint_path=checkpoint,
-        )
-        return os.fsdecode(path)
 
 
 def _exports_in(folder: str) -> list[str]:
