@@ -5,7 +5,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from replicate import errors
 from replicate.app.runs import atomic_files, records
@@ -137,21 +137,19 @@ def newest(model_dir: str) -> str:
     return path
 
 
-def retried(
-    model_dir: str, path: str | None, work: Callable[[Any], _T], renames: bool = False
-) -> _T:
-    """Returns what is made of a checkpoint, or where it is damaged of the one before.
+def retried(model_dir: str, work: Callable[[str | None], _T], renames: bool = False) -> _T:
+    """Returns what is made of the newest checkpoint, or where it is damaged of the one before.
 
     Args:
         model_dir: Where they are.
-        path: The checkpoint.
-        work: Is given its path, and then that of the one before.
+        work: Is given None, for the newest one, and then the path of the one before.
         renames: Whether a training goes on from the one before: then nobody else may train there,
             and the files of damaged ones are renamed.
 
     Raises:
         RunError: If there is none that can be read.
     """
+    path = None
     while True:
         try:
             return work(path)

@@ -55,7 +55,7 @@ def train(
 
     folders.make(run.model_dir, "model_dir")
     with checkpoints.naming_full_disk(run.model_dir), folders.training(run.model_dir):
-        return checkpoints.retried(run.model_dir, None, trained, renames=True)
+        return checkpoints.retried(run.model_dir, trained, renames=True)
 
 
 def _beside_chief(run: running.Run) -> trainings.Trained:
@@ -234,4 +234,4 @@ def _of(settings: config.Config, named: str | None, work: Callable[[str], _T]) -
     model_dir = settings.model_dir
     if named is not None:
         return work(checkpoints.chosen(model_dir, named))
-    return checkpoints.retried(model_dir, checkpoints.newest(model_dir), work)
+    return checkpoints.retried(model_dir, lambda path: work(path or checkpoints.newest(model_dir)))
