@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import matplotlib
 from google.protobuf import message
@@ -25,7 +25,8 @@ from replicate.app.inspect import pictures
 _TRAIN = "train"
 _LAST = ("learning_rate", "global_step/sec")  # panels behind those of metrics
 _PANEL = (4.4, 3.1)  # inches
-_STYLES = ("--", ":", "-.")  # of evaluations; training is drawn through
+_Style: TypeAlias = Literal["-", "--", ":", "-."]
+_STYLES: Sequence[_Style] = ("--", ":", "-.")  # of evaluations; training is drawn through
 _FEW = 40  # points that are marked, so that one alone is seen
 _WIDE_RANGE = 100  # beyond it an axis is logarithmic
 _STAR: dict[str, Any] = {"marker": "*", "markersize": 11, "linestyle": "none"}
@@ -113,7 +114,10 @@ def plot(runs: Sequence[Run], path: str) -> None:
     all_axes = made.subplots(down, across, squeeze=False).flatten().tolist()
     sources = list(dict.fromkeys(line.source for found in panels.values() for line in found))
     evaluations = [source for source in sources if source != _TRAIN]
-    styles = {_TRAIN: "-", **dict(zip(evaluations, itertools.cycle(_STYLES), strict=False))}
+    styles: dict[str, _Style] = {
+        _TRAIN: "-",
+        **dict(zip(evaluations, itertools.cycle(_STYLES), strict=False)),
+    }
     few = len(runs) <= 10
     colors = matplotlib.colormaps["tab10" if few else "turbo"].resampled(10 if few else len(runs))
     for axes, (title, found) in zip(all_axes, panels.items(), strict=False):
@@ -150,17 +154,18 @@ def _draw_panel(
     title: str,
     found: Sequence[_Line],
     colors: matplotlib.colors.Colormap,
-    styles: Mapping[str, str],
+    styles: Mapping[str, _Style],
 ) -> None:
     higher = catalog.higher_is_better(title)
     best: list[tuple[float, int, float]] = []
     for number, source, curve in found:
-        style = {"color": colors(number), "linestyle": styles[source], "linewidth": 1.2}
-        axes.plot(list(curve), list(curve.values()), marker="." * (len(curve) <= _FEW), **style)
+        marker, color = "." if len(curve) <= _FEW else None, colors(number)
+        points = list(curve), list(curve.values())
+        axes.plot(*points, styles[source], marker=marker, color=color, linewidth=1.2)
         if source != _TRAIN and higher is not None:  # of equal ones the first, as in keep_best
             worth = {s: v if higher else -v for s, v in curve.items() if math.isfinite(v)}
             step = max(worth, key=worth.__getitem__)
-            axes.plot([step], [curve[step]], color=colors(number), **_STAR)
+            axes.plot([step], [curve[step]], color=color, **_STAR)
             best.append((worth[step], -step, curve[step]))
     finite = [value for line in found for value in line.curve.values() if math.isfinite(value)]
     if min(finite) > 0 and max(finite) / min(finite) > _WIDE_RANGE:

@@ -39,13 +39,14 @@ def draw(found: description.Description, path: str) -> None:
             axes.bar(x, size, 0.9, bottom, color=color, edgecolor="white", linewidth=0.8)
             is_low = size < most / _LINES
             middle = bottom + max(size, most / _LINES) / 2
-            style = {"ha": "center", "va": "center", "color": "black" if is_low else ink}
-            axes.text(x, middle, f"{text}  {filesize.decimal(size)}", fontsize=7, **style)
+            shown, ink = f"{text}  {filesize.decimal(size)}", "black" if is_low else ink
+            axes.text(x, middle, shown, ha="center", va="center", color=ink, fontsize=7)
             bottom += size
             kinds.add(kind)
     marks = [patches.Patch(color=_COLORS[one][0], label=one) for one in _COLORS if one in kinds]
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1)}
-    axes.legend(handles=marks, ncols=len(_COLORS), fontsize=8, frameon=False, **place)
+    axes.legend(
+        handles=marks, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=8, frameon=False
+    )
     axes.set(xlim=(-0.5, across - 0.5), ylim=(0, most * (1 + 2 / _LINES)))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: filesize.decimal(int(y))))
     axes.tick_params(labelsize=8)
