@@ -218,7 +218,7 @@ def test_ctrl_c_ends_a_launch_with_those_that_are_left(folder, monkeypatch):
 )
 def test_all_that_were_killed_are_lost_and_else_one(folder, codes, expected, left):
     names, said = ("chief:0", "worker:0", "worker:1"), children.Said()
-    wanted = launcher.Wanted(places.Size(1, 3), 0, False, 1, restarts=1)
+    wanted = launcher.Wanted(places.Size(1, 3), 0, 1, restarts=1)
     cluster = launcher._Cluster(wanted, lambda name: [], str(folder), said)
     cluster._processes = [
         types.SimpleNamespace(name=name, code=codes.get(name), is_refused=False) for name in names
