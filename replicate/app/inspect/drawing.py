@@ -70,7 +70,8 @@ def _boxes(
     if rest:
         kinds = {one.kind for one in rest}
         kind = kinds.pop() if len(kinds) == 1 else _MORE
-        yield f"{len(rest)} more", kind, sum(sizes[one] for one in rest)
+        text = pictures.shortened(rest[0].name, _LETTERS) if len(rest) == 1 else f"{len(rest)} more"
+        yield text, kind, sum(sizes[one] for one in rest)
 
 
 def _foot(device: description.Device) -> str:
