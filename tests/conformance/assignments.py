@@ -5,7 +5,8 @@ import pytest
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
-from tests.conformance.variables import FIRST, MEAN, NONE, SUM, local, needs_two, tower_id
+from tests.conformance import bench as benches
+from tests.conformance.variables import FIRST, MEAN, NONE, SUM, local, tower_id
 
 
 class Assignments:
@@ -87,7 +88,7 @@ class Assignments:
         assert bench.copies(v) == [2.0 * strategy.num_towers] * self.num_copies
 
     def test_variable_cannot_average_integers(self, strategy):
-        needs_two(strategy)
+        benches.needs_two(strategy)
         with strategy.scope():
             with pytest.raises(ValueError, match="A mean needs a floating dtype"):
                 tf.Variable(1, aggregation=MEAN)
@@ -156,8 +157,7 @@ class Assignments:
 
     def test_tower_local_get_gives_the_copy_or_the_aggregate(self, bench, strategy):
         K = strategy.num_towers
-        if strategy.is_single_tower:
-            pytest.skip("A single tower's own variable is a plain one.")
+        benches.needs_two(strategy)
         with strategy.scope():
             v = local(0.0)
 
@@ -182,7 +182,7 @@ class Assignments:
         assert bench.copies(v) == [7 - (7 // K) * (K - 1)] + [7 // K] * (K - 1)
 
     def test_tower_local_variable_without_aggregation_is_not_read_across(self, bench, strategy):
-        needs_two(strategy)
+        benches.needs_two(strategy)
         with strategy.scope():
             v = local(1.0, NONE)
         with pytest.raises(ValueError, match="read across towers needs an aggregation"):
@@ -208,9 +208,8 @@ class Assignments:
         for copy in bench.copies(v):
             assert copy.tolist() == [5.0, 9.0, 3.0]
 
+    @benches.eagerly
     def test_eager_scatter_functions_write_every_copy_or_none(self, bench, strategy):
-        if bench.mode != "eager":
-            pytest.skip("In a graph an operation is refused before it runs.")
         with strategy.scope():
             v = tf.Variable([1.0, 2.0], aggregation=FIRST)
             tf1.scatter_update(v, [0], [9.0])
@@ -222,9 +221,8 @@ class Assignments:
                 for copy in strategy.unwrap(v):
                     assert copy.numpy().tolist() == [9.0, 2.0]
 
+    @benches.in_a_graph
     def test_operation_on_the_handle_of_several_copies_is_refused(self, bench, strategy):
-        if bench.mode != "graph":
-            pytest.skip("tf.compat.v1.scatter_update belongs to graphs.")
         with strategy.scope():
             v = tf.Variable([1.0, 2.0])
         if self.num_copies > 1:
@@ -234,18 +232,16 @@ class Assignments:
             bench.run(lambda: tf1.scatter_update(v, [0], [9.0]))
             assert bench.value(v).tolist() == [9.0, 2.0]
 
+    @benches.in_a_graph
     def test_version_1_assignments_write_every_copy(self, bench, strategy):
-        if bench.mode != "graph":
-            pytest.skip("tf.compat.v1.assign belongs to graphs.")
         with strategy.scope():
             v = tf.Variable(1.0)
         bench.run(lambda: tf1.assign(v, 5.0))
         bench.run(lambda: tf1.assign_add(v, 1.0))
         assert bench.copies(v) == [6.0] * self.num_copies
 
+    @benches.eagerly
     def test_variable_serves_as_a_number(self, bench, strategy):
-        if bench.mode != "eager":
-            pytest.skip("Only an eager variable has a value at once.")
         with strategy.scope():
             x, n = tf.Variable(2.5), local(3)
         bench.across(strategy, lambda: n.assign(4))
@@ -270,7 +266,7 @@ class Assignments:
             assert found.tolist() == [0.0, K * (K + 1) / 2]
 
     def test_updates_of_towers_that_cannot_be_added_up_are_refused(self, bench, strategy):
-        needs_two(strategy)
+        benches.needs_two(strategy)
         with strategy.scope():
             v = tf.Variable([0.0, 0.0], aggregation=SUM)
 

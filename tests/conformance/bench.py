@@ -2,10 +2,28 @@
 
 import contextlib
 
+import pytest
+
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.variables import values
 
 MODES = ("graph", "eager", "function")
+
+
+def _in_modes(*modes):
+    return pytest.mark.parametrize("bench", modes, indirect=True)
+
+
+in_a_graph = _in_modes("graph")  # collections, names, get_variable, tf.compat.v1's functions
+eagerly = _in_modes("eager")
+out_of_graphs = _in_modes("eager", "function")
+out_of_eager_code = _in_modes("graph", "function")
+
+
+def needs_two(strategy):
+    """Ends a test of what towers have together where there is one."""
+    if strategy.is_single_tower:
+        pytest.skip("With one tower there is no other tower to differ from.")
 
 
 class Bench:

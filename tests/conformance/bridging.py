@@ -6,6 +6,7 @@ from tensorflow.python.training import moving_averages
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
+from tests.conformance import bench as benches
 
 ReduceOp = tf.distribute.ReduceOp
 SUM = tf.VariableAggregation.SUM
@@ -217,9 +218,8 @@ class Bridging:
         # 10 - (1 + ... + K) / K: 8.5 with two towers.
         assert bench.copies(w) == [10.0 - (K + 1) / 2] * self.num_copies
 
+    @benches.out_of_eager_code
     def test_gradient_descent_in_towers_takes_the_sum_of_summed_losses(self, bench, strategy):
-        if bench.mode == "eager":
-            pytest.skip("TensorFlow notes a loss's reduction in graphs only.")
         K = strategy.num_towers
         with strategy.scope():
             w = tf.Variable(10.0)
@@ -234,9 +234,8 @@ class Bridging:
         assert bench.copies(w) == [10.0 - K * (K + 1) / 2] * self.num_copies
 
     @pytest.mark.parametrize("kind", ["SGD", "Adam"])
+    @benches.out_of_graphs
     def test_keras_optimizer_in_towers_equals_one_device(self, bench, strategy, keras, kind):
-        if bench.mode == "graph":
-            pytest.skip("tf_keras optimizers with a tape belong to eager code and functions.")
         K = strategy.num_towers
 
         def descend(optimizer, w, x):
@@ -280,9 +279,8 @@ class Bridging:
             ):
                 np.testing.assert_allclose(bench.value(mine), bench.value(theirs), rtol=1e-5)
 
+    @benches.in_a_graph
     def test_moving_average_in_towers_follows_the_variable(self, bench, strategy):
-        if bench.mode != "graph":
-            pytest.skip("ExponentialMovingAverage.apply builds once, in a graph.")
         with strategy.scope():
             v = tf.Variable(0.0)
             average = tf.train.ExponentialMovingAverage(0.5)
@@ -297,9 +295,8 @@ class Bridging:
         # 0.5 * 0 + 0.5 * 8.
         assert bench.copies(average.average(v)) == [4.0] * self.num_copies
 
+    @benches.in_a_graph
     def test_moving_average_of_a_towers_tensor_is_the_means(self, bench, strategy):
-        if bench.mode != "graph":
-            pytest.skip("ExponentialMovingAverage.apply builds once, in a graph.")
         K = strategy.num_towers
         with strategy.scope():
 
@@ -332,9 +329,8 @@ class Bridging:
         result = bench.across(strategy, metric.result)
         np.testing.assert_allclose(result, (K + 1) / 2)
 
+    @benches.in_a_graph
     def test_metric_of_version_1_counts_every_towers_rows(self, bench, strategy):
-        if bench.mode != "graph":
-            pytest.skip("tf.compat.v1.metrics build graphs.")
         K = strategy.num_towers
 
         def tower(x):

@@ -9,6 +9,7 @@ import pytest
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
+from tests.conformance import bench as benches
 
 
 class Cleanliness:
@@ -62,9 +63,8 @@ class Cleanliness:
         gc.collect()
         assert reference() is None
 
+    @benches.eagerly
     def test_function_of_per_device_values_is_traced_once(self, bench, strategy):
-        if bench.mode != "eager":
-            pytest.skip("A function is called eagerly here.")
         K = strategy.num_towers
         traced = []
 
@@ -82,8 +82,7 @@ class Cleanliness:
 
     @pytest.mark.parametrize("kind", ["cond", "while", "function"])
     def test_merge_call_inside_another_graph_is_refused(self, bench, strategy, kind):
-        if strategy.is_single_tower:
-            pytest.skip("A single tower meets no other, and may merge anywhere.")
+        benches.needs_two(strategy)
 
         def merge():
             core.get_tower_context().merge_call(lambda merging: None)
@@ -103,9 +102,8 @@ class Cleanliness:
             bench.in_towers(strategy, tower)
         assert not core.has_distribution_strategy()
 
+    @benches.eagerly
     def test_summaries_are_the_first_towers(self, bench, strategy, tmp_path):
-        if bench.mode != "eager":
-            pytest.skip("Writers of this kind write from eager code.")
         writer = tf.summary.create_file_writer(str(tmp_path))
         written = []
 

@@ -5,6 +5,8 @@ import pytest
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf
+from tests.conformance import bench as benches
+from tests.conformance import variables
 
 SUM = tf.VariableAggregation.SUM
 MEAN = tf.VariableAggregation.MEAN
@@ -136,9 +138,8 @@ class Reducing:
         total = K * (K + 1) / 2
         assert bench.across(strategy, across) == [total, 2 * total, 2 * total]
 
+    @benches.out_of_graphs
     def test_dataset_needs_no_scope(self, bench, strategy):
-        if bench.mode == "graph":
-            pytest.skip("Only eager code loops over a dataset.")
         K = strategy.num_towers
         found = strategy.distribute_dataset(lambda: tf.data.Dataset.range(K).batch(1))
         (element,) = list(found)
@@ -158,8 +159,7 @@ class Reducing:
             assert strategy.batch_reduce(SUM, []) == []
 
     def test_sum_of_a_plain_value_other_than_zero_is_refused(self, strategy):
-        if strategy.is_single_tower:
-            pytest.skip("Over one tower a plain value is its own sum.")
+        benches.needs_two(strategy)
         with strategy.scope():
             with pytest.raises(
                 ValueError, match=r"one value per tower: got the single value 3.*MEAN"
@@ -187,15 +187,9 @@ class Reducing:
     def test_tower_local_variable_is_reduced_over_its_copies(self, bench, strategy):
         K = strategy.num_towers
         with strategy.scope():
-            v = tf.Variable(
-                0.0,
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=SUM,
-                trainable=False,
-            )
+            v = variables.local(0.0)
         bench.across(strategy, lambda: v.assign(6.0))
-        if strategy.is_single_tower:
-            pytest.skip("One tower's variable is a plain one.")
+        benches.needs_two(strategy)
         assert bench.across(strategy, lambda: strategy.reduce(MEAN, v, "/cpu:0")) == 6.0 / K
 
     def test_merge_result_on_fewer_devices_serves_every_tower(self, bench, strategy):
@@ -314,12 +308,7 @@ class Reducing:
     def test_group_runs_every_towers_operation(self, bench, strategy):
         K = strategy.num_towers
         with strategy.scope():
-            counted = tf.Variable(
-                0.0,
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=SUM,
-                trainable=False,
-            )
+            counted = variables.local(0.0)
 
         def across():
             return strategy.group(strategy.call_for_each_tower(lambda: counted.assign_add(1.0)))
@@ -344,8 +333,7 @@ class Reducing:
         assert bench.copies(v) == [1.0 + 5.0 * K * (K + 1)] * self.num_copies
 
     def test_update_refuses_what_differs_between_towers(self, bench, strategy):
-        if strategy.is_single_tower:
-            pytest.skip("With one tower nothing differs between towers.")
+        benches.needs_two(strategy)
         with strategy.scope():
             v = tf.Variable(1.0)
         place = strategy.non_slot_devices([v])
@@ -367,12 +355,7 @@ class Reducing:
         K = strategy.num_towers
         with strategy.scope():
             v = tf.Variable(1.0)
-            own = tf.Variable(
-                0.0,
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=SUM,
-                trainable=False,
-            )
+            own = variables.local(0.0)
 
         def across():
             same = core.PerDevice([2.0] * K)

@@ -139,29 +139,21 @@ def test_variables_start_from_a_checkpoint(name, tmp_path):
         assert_copies(made, lambda v: session.run(v.value()))
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_sharded_saver_restores_every_copy(name, tmp_path):
-    with tf.Graph().as_default(), new_session() as session:
-        with scope_of(MAKERS[name]()):
-            made = make_variables()
-        session.run([v.initializer for v in made.values()])
-        session.run([v.assign(VALUES[key]) for key, v in made.items()])
-        saver = tf1.train.Saver(sharded=True)
-        path = saver.save(session, str(tmp_path / "model"))
-        session.run([v.initializer for v in made.values()])
-        saver.restore(session, path)
-        assert_values(session.run(dict(made)))
+SAVERS = {
+    "sharded": lambda made: tf1.train.Saver(sharded=True),
+    "other names": lambda made: tf1.train.Saver({f"other/{key}": v for key, v in made.items()}),
+}
 
 
 @pytest.mark.parametrize("outside", [False, True], ids=["in_scope", "outside"])
 @pytest.mark.parametrize("name", [*SEVERAL, "one_device"])
-def test_saver_under_other_names_restores_every_copy(name, outside, tmp_path):
+@pytest.mark.parametrize("kind", SAVERS)
+def test_a_saver_of_a_kind_restores_every_copy(kind, name, outside, tmp_path):
     with tf.Graph().as_default(), new_session() as session:
         with scope_of(MAKERS[name]()):
             made = make_variables()
-            renamed = {f"other/{key}": v for key, v in made.items()}
-            saver = None if outside else tf1.train.Saver(renamed)
-        saver = saver or tf1.train.Saver(renamed)
+            saver = None if outside else SAVERS[kind](made)
+        saver = saver or SAVERS[kind](made)
         session.run([v.initializer for v in made.values()])
         session.run([v.assign(VALUES[key]) for key, v in made.items()])
         path = saver.save(session, str(tmp_path / "model"))
@@ -169,7 +161,9 @@ def test_saver_under_other_names_restores_every_copy(name, outside, tmp_path):
         saver.restore(session, path)
         assert_values(session.run(dict(made)))
         assert_copies(made, lambda v: session.run(v.value()))
-    assert sorted(name for name, _ in tf.train.list_variables(path)) == sorted(renamed)
+    prefix = "other/" if kind == "other names" else ""
+    names = sorted(name for name, _ in tf.train.list_variables(path))
+    assert names == sorted(f"{prefix}{key}" for key in made)
 
 
 @pytest.mark.parametrize("name", SEVERAL)

@@ -26,11 +26,6 @@ def tower_id():
     return core.get_tower_context().tower_id
 
 
-def needs_two(strategy):
-    if strategy.is_single_tower:
-        pytest.skip("With one tower there is no other tower to differ from.")
-
-
 class Towers:
     """What every strategy does with functions."""
 
@@ -68,7 +63,7 @@ class Towers:
         bench.across(strategy, across)
 
     def test_different_results_are_per_device_through_nests(self, bench, strategy):
-        needs_two(strategy)
+        benches.needs_two(strategy)
 
         def tower():
             x = tf.constant(float(tower_id()))
@@ -108,7 +103,7 @@ class Towers:
         bench.across(strategy, across)
 
     def test_results_of_different_structure_are_refused(self, bench, strategy):
-        needs_two(strategy)
+        benches.needs_two(strategy)
 
         def tower():
             return {"a": 1} if tower_id() == 0 else {"b": 1}
@@ -130,7 +125,7 @@ class Towers:
         assert not core.has_distribution_strategy()
 
     def test_failure_in_one_tower_unwinds_the_others(self, bench, strategy):
-        needs_two(strategy)
+        benches.needs_two(strategy)
         unwound = []
 
         def tower():
@@ -173,9 +168,8 @@ class Towers:
         bench.in_towers(strategy, tower)
         assert all(device.upper().endswith("CPU:5") for device in seen)
 
+    @benches.in_a_graph
     def test_first_tower_has_no_name_prefix(self, bench, strategy):
-        if bench.mode != "graph":
-            pytest.skip("Operations have names of their own in a graph only.")
         names = {}
 
         def tower():
@@ -186,9 +180,8 @@ class Towers:
         for i in range(strategy.num_towers):
             assert names[i] == ("outer/x" if i == 0 else f"outer/tower_{i}/x")
 
+    @benches.in_a_graph
     def test_towers_see_the_callers_variable_scope(self, bench, strategy):
-        if bench.mode != "graph":
-            pytest.skip("Variable scopes name variables in a graph only.")
         with strategy.scope(), tf1.variable_scope("model"):
             found = strategy.call_for_each_tower(lambda: tf1.get_variable("w", [2]).name)
         assert found == "model/w:0"
@@ -297,7 +290,7 @@ class Towers:
         ]
 
     def test_towers_with_different_numbers_of_merge_calls_are_refused(self, bench, strategy):
-        needs_two(strategy)
+        benches.needs_two(strategy)
 
         def tower():
             for _ in range(1 if tower_id() == 1 else 2):
@@ -310,7 +303,7 @@ class Towers:
             bench.in_towers(strategy, tower)
 
     def test_towers_with_different_merge_functions_are_refused(self, bench, strategy):
-        needs_two(strategy)
+        benches.needs_two(strategy)
 
         def first(merging):
             pass

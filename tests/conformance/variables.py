@@ -9,6 +9,7 @@ import pytest
 from replicate import errors
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
+from tests.conformance import bench as benches
 
 NONE = tf.VariableAggregation.NONE
 SUM = tf.VariableAggregation.SUM
@@ -26,16 +27,6 @@ def local(value, aggregation=SUM, **kwargs):
     return tf.Variable(
         value, synchronization=ON_READ, aggregation=aggregation, trainable=False, **kwargs
     )
-
-
-def graph_only(bench, why="Collections, names and get_variable belong to graphs."):
-    if bench.mode != "graph":
-        pytest.skip(why)
-
-
-def needs_two(strategy):
-    if strategy.is_single_tower:
-        pytest.skip("With one tower a variable is a plain one, and has nothing to aggregate.")
 
 
 class Variables:
@@ -74,17 +65,16 @@ class Variables:
         assert len(strategy.unwrap(v)) == self.num_copies
         assert v.handle is strategy.unwrap(v)[0].handle
 
+    @benches.in_a_graph
     def test_session_fetches_the_variable(self, bench, strategy):
-        graph_only(bench, "Only a graph has sessions.")
         with strategy.scope():
             v, n = tf.Variable(3.0), local(4.0)
         bench.initialize()
         assert bench.session.run(v) == 3.0
         assert bench.session.run([n, {"v": v}]) == [4.0 * strategy.num_towers, {"v": 3.0}]
 
+    @benches.in_a_graph
     def test_collections_hold_the_variable_once(self, bench, strategy):
-        graph_only(bench)
-
         def tower():
             w = tf1.get_variable("w", initializer=1.0)
             n = tf1.get_variable("n", initializer=0.0, synchronization=ON_READ, aggregation=SUM)
@@ -100,9 +90,8 @@ class Variables:
         assert _same(tf1.get_collection("own"), [m])
         assert _same(tf1.local_variables(), [m])
 
+    @benches.in_a_graph
     def test_get_variable_shares_by_name_over_towers(self, bench, strategy):
-        graph_only(bench)
-
         def tower():
             with tf1.variable_scope("a"):
                 first = tf1.get_variable("w", [2])
@@ -117,8 +106,8 @@ class Variables:
         assert first is again is third
         assert first.name == "a/w:0"
 
+    @benches.in_a_graph
     def test_variable_of_the_scope_is_reused_in_towers(self, bench, strategy):
-        graph_only(bench)
         with strategy.scope():
             with tf1.variable_scope("a"):
                 made = tf1.get_variable("w", [2])
@@ -145,9 +134,8 @@ class Variables:
             assert _same(variables, kept[0])
 
     @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning")
+    @benches.in_a_graph
     def test_layers_without_names_share_by_order_of_creation(self, bench, strategy):
-        graph_only(bench, "tf.compat.v1.layers build graphs.")
-
         def tower():
             x = tf.ones([1, 3])
             return tf1.layers.dense(tf1.layers.dense(x, 2), 1)
@@ -188,7 +176,7 @@ class Variables:
         assert len(layer.weights) == 2
 
     def test_tower_that_makes_another_variable_is_refused(self, bench, strategy):
-        needs_two(strategy)
+        benches.needs_two(strategy)
         kept = {}
 
         def tower():
@@ -200,15 +188,15 @@ class Variables:
         ):
             bench.in_towers(strategy, tower)
 
+    @benches.in_a_graph
     def test_variable_from_a_proto_is_refused_in_scope(self, bench, strategy):
-        graph_only(bench, "Only a graph's variables have protos.")
         proto = tf1.Variable(1.0, use_resource=True).to_proto()
         with strategy.scope():
             with pytest.raises(NotImplementedError, match="cannot be made from a proto"):
                 tf1.Variable(variable_def=proto)
 
+    @benches.in_a_graph
     def test_distributed_variable_from_a_proto_is_refused(self, bench, strategy):
-        graph_only(bench, "Only a graph's variables have protos.")
         with strategy.scope():
             v = tf.Variable(1.0)
         proto = strategy.unwrap(v)[0].to_proto()
@@ -271,8 +259,8 @@ class Variables:
 
         assert bench.across(strategy, across) == 6.0
 
+    @benches.in_a_graph
     def test_partitioner_is_turned_off_with_one_warning(self, bench, strategy, caplog):
-        graph_only(bench)
         with strategy.scope():
             for name in "ab":
                 partitioner = tf1.fixed_size_partitioner(2)
@@ -281,9 +269,8 @@ class Variables:
         warned = [r for r in caplog.records if "Partitioned variables are turned off" in r.message]
         assert len(warned) == 1
 
+    @benches.out_of_graphs
     def test_variable_is_a_function_argument(self, bench, strategy):
-        if bench.mode == "graph":
-            pytest.skip("A graph calls no tf.function with variables here.")
         with strategy.scope():
             v = tf.Variable(3.0)
         traced = []

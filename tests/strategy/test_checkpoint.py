@@ -71,18 +71,6 @@ def test_an_asynchronous_checkpoint_of_a_replicated_variable_holds_its_value_of_
     assert_saved_as_of_now({"v": v}, tmp_path)
 
 
-def test_a_saver_of_a_dict_takes_a_variable_of_one_copy(tmp_path, session):
-    strategy = STRATEGIES["parameter_server"]()
-    with strategy.scope():
-        variable = tf1.get_variable("v", initializer=3.0, use_resource=True)
-    saver = tf1.train.Saver({"other": variable})
-    session.run(tf1.global_variables_initializer())
-    path = saver.save(session, str(tmp_path / "model"))
-    session.run(variable.assign(5.0))
-    saver.restore(session, path)
-    assert session.run(variable.read_value()) == 3.0
-
-
 def test_what_keras_feeds_reaches_every_copy(session):
     strategy = STRATEGIES["mirrored"]()
     with strategy.scope():
