@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 from tests import exactness
 from tests.splitting import alike
 
@@ -117,13 +118,8 @@ def test_what_is_fetched_beside_a_step_reads_what_the_step_reads(fresh_graph, ma
 
 def require_no_reads_in_loops(op, result):
     """Requires an operation to be made of no read that is in a loop, other than in copies."""
-    copies, found, waiting = set(result.made.values()), set(), [op]
-    while waiting:
-        each = waiting.pop()
-        if each not in found:
-            found.add(each)
-            waiting += [tensor.op for tensor in each.inputs]
-    reads = [each for each in found - copies if each.type == "ReadVariableOp"]
+    found = operations.made_from([op]) - set(result.made.values())
+    reads = [each for each in found if each.type == "ReadVariableOp"]
     assert not [each.name for each in reads if each._get_control_flow_context() is not None]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 from replicate.splitting.lowering import functions
 from replicate.splitting.structure import definitions, order
 
@@ -124,13 +125,7 @@ def gradients(outputs, x):
 
 def kinds(tensors):
     """Returns the types of all operations that tensors are made from."""
-    seen, waiting = set(), [tensor.op for tensor in tensors]
-    while waiting:
-        op = waiting.pop()
-        if op not in seen:
-            seen.add(op)
-            waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
-    return {op.type for op in seen}
+    return {op.type for op in operations.executed_by(tensors)}
 
 
 def run(fetches, x, values=None):

@@ -11,6 +11,7 @@ import pytest
 import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations as graph_operations
 from replicate.strategy.cluster import synchronous
 
 pytestmark = pytest.mark.filterwarnings("ignore:To construct input pipelines")
@@ -81,14 +82,8 @@ def test_a_table_is_neither_read_nor_given_a_dense_gradient(building, fresh_grap
     (table,) = [v for v in tf1.trainable_variables() if v.op.name == "table"]
     steps = {op.type for op in table.handle.consumers()}
     assert {"ResourceGather", "ResourceScatterAdd"} <= steps
-    executed, waiting = set(), [spec.train_op]
-    while waiting:
-        op = waiting.pop()
-        if op not in executed:
-            executed.add(op)
-            waiting += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
     reads = {op for op in table.handle.consumers() if op.type == "ReadVariableOp"}
-    assert not reads & executed
+    assert not reads & graph_operations.executed_by([spec.train_op])
 
 
 def test_devices_of_a_worker_get_a_variable_over_the_network_once(fresh_graph):

@@ -7,7 +7,7 @@ import pytest
 
 from replicate import errors, estimator
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import collectives
+from replicate.graph import collectives, operations
 from replicate.strategy.cluster import cluster, ends, membership, sessions
 
 
@@ -77,12 +77,9 @@ def test_the_chief_writes_down_what_it_has_built(fresh_graph, monkeypatch, job):
     notes = sessions._Servers(membership.Membership(own), "/device:CPU:0", None, [])
     scaffold = sessions._Scaffold(None, ends.Input(), notes)
     assert scaffold.finalize() is scaffold  # as TensorFlow's own
-    written, waiting = set(), [scaffold.local_init_op]
-    while waiting:
-        op = waiting.pop()
-        waiting += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
-        if op.type == "AssignVariableOp":
-            written.add(op.inputs[0].op.name.rpartition("/")[2])
+    executed = operations.executed_by([scaffold.local_init_op])
+    writes = [op for op in executed if op.type == "AssignVariableOp"]
+    written = {op.inputs[0].op.name.rpartition("/")[2] for op in writes}
     assert written == ({"built", "over"} if job == "chief" else set())
     assert getattr(notes._missing, "dtype", None) == (None if job == "chief" else tf.string)
 

@@ -5,6 +5,7 @@ import pytest
 
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 from replicate.training import step
 from tests import exactness
 from tests.training import models
@@ -189,7 +190,7 @@ def test_embedding_has_no_dense_gradient(strategy, building, options):
             **options,
         )
         spec = model({"ids": tf.constant([1, 2, 2, 3, 5, 8, 13, 21])}, None, "train")
-        running = _ancestors([spec.train_op, spec.loss.op])
+        running = operations.executed_by([spec.train_op, spec.loss])
     dense = [
         op.name
         for op in running
@@ -210,13 +211,3 @@ def test_accumulated_rows_of_one_index_are_kept_once():
         local = {v.op.name: v for v in graph.get_collection("local_variables")}
         indices = session.run(local["accumulate/e/indices"].read_value())
     assert sorted(indices) == [1, 2, 3]
-
-
-def _ancestors(ops):
-    found, waiting = set(), list(ops)
-    while waiting:
-        op = waiting.pop()
-        if op not in found:
-            found.add(op)
-            waiting += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-    return found
