@@ -92,30 +92,6 @@ def test_several_optimizers_meet_one_after_the_other():
     np.testing.assert_allclose(found["v:0"][:, 0], expected, 1e-12)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_gradients_of_batches_are_added_or_averaged_as_those_of_towers(reduction):
-    batches = [models.batch(6, seed) for seed in (1, 2)]
-    towers = models.called(models.linear, loss_reduction=reduction, accumulate_steps=2)
-    found = exactness.run(towers, batches, "train").variables
-    start = (np.arange(1.0, 1 + models.WIDTH) / 7)[:, None]
-    np.testing.assert_array_equal(found[0]["w:0"], start)
-    moves = [by_hand(given, 3, reduction, 0.0)[1] - start for given in batches]
-    move = sum(moves) if reduction == "sum" else np.mean(moves, 0)
-    np.testing.assert_allclose(found[1]["w:0"], start + move, 1e-12)
-    assert found[1]["global_step:0"] == 2
-
-
-def test_the_joined_gradient_is_clipped():
-    given = models.batch(7)
-    towers = models.called(models.linear, clip_global_norm=0.25)
-    found = exactness.run(towers, [given], "train").variables[0]["w:0"]
-    start = (np.arange(1.0, 1 + models.WIDTH) / 7)[:, None]
-    move = by_hand(given, 3, "mean", 0.0)[1] - start
-    assert np.linalg.norm(move) > 0.5 * 0.25
-    expected = start + move / np.linalg.norm(move) * 0.5 * 0.25
-    np.testing.assert_allclose(found, expected, 1e-12)
-
-
 def looked_up(features, labels, mode):
     table = tf1.get_variable("table", [5, 2], tf.float64, models.start)
     ids = tf.cast(tf.abs(features[:, 0]) * 5, tf.int32)
