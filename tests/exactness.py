@@ -70,6 +70,10 @@ class Counted:
         return self._model(features, labels, mode)
 
 
+class Unranked(tf1.SparseTensorValue):
+    """A sparse value of which a dynamic graph does not know the rank."""
+
+
 class Padded(np.ndarray):
     """Rows padded to the batch's longest: a dynamic graph knows no second dimension either."""
 
@@ -84,10 +88,12 @@ def placeholders(nest: Any, is_static: bool) -> Any:
         if value is None:
             return None
         if isinstance(value, tf1.SparseTensorValue):
-            shape = [int(size) for size in value.dense_shape]
-            return tf1.sparse_placeholder(value.values.dtype, None if not is_static else shape)
+            shape = rows([int(size) for size in value.dense_shape])
+            is_open = isinstance(value, Unranked) and not is_static
+            return tf1.sparse_placeholder(value.values.dtype, None if is_open else shape)
         if isinstance(value, tf1.ragged.RaggedTensorValue):
-            return tf1.ragged.placeholder(value.values.dtype, value.ragged_rank)
+            inner = value.flat_values.shape[1:]
+            return tf1.ragged.placeholder(value.flat_values.dtype, value.ragged_rank, inner)
         if isinstance(value, Padded) and not is_static:
             return tf1.placeholder(value.dtype, [None, None, *value.shape[2:]])
         value = np.asarray(value)
@@ -212,19 +218,35 @@ def unordered(ops: Sequence[tf.Operation]) -> list[tuple[str, str]]:
     for op in before:
         for handle in (tensor for tensor in op.inputs if tensor.dtype == tf.resource):
             maker = handle.op
-            while maker.type in ("Identity", "Enter"):
+            while maker.type in PASSING:
                 maker = maker.inputs[0].op
-            if maker.type == "VarHandleOp" and op.type not in ("Identity", "Enter"):
+            if maker.type == "VarHandleOp" and op.type not in PASSING:
                 users = reads if op.type in READS else writes
                 users.setdefault(maker, []).append(op)
     found = []
     for variable, changes in writes.items():
         for change in changes if variable in reads else ():
             known = reached([change], inputs_of) | reached([change], after.__getitem__)
-            found += [(read.name, change.name) for read in reads[variable] if read not in known]
+            free = [read for read in reads[variable] if read not in known]
+            found += [(read.name, change.name) for read in free if not excludes(read, change)]
     return found
 
 
+def excludes(one: tf.Operation, other: tf.Operation) -> bool:
+    """Whether operations are in different branches, as version 1 makes them."""
+    sides, others = (
+        {
+            (tensor.op.inputs[1].ref(), tensor.value_index)
+            for each in reached([op], inputs_of)
+            for tensor in each.inputs
+            if tensor.op.type == "Switch"
+        }
+        for op in (one, other)
+    )
+    return any((truth, 1 - n) in others - sides for truth, n in sides - others)
+
+
+PASSING = ("Identity", "Enter", "Switch")  # handles, into loops and branches
 READS = (
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
     *("VariableShape", "VarIsInitializedOp"),

@@ -38,9 +38,6 @@ def optimizing_session() -> tf1.Session:
 
 def placeholder(value: Any, is_static: bool) -> Any:
     """Returns a placeholder for a value; the second dimension of padded rows is never known."""
-    if isinstance(value, tf1.SparseTensorValue):
-        rows, *rest = map(int, value.dense_shape)
-        return tf1.sparse_placeholder(value.values.dtype, [rows if is_static else None, *rest])
     if isinstance(value, exactness.Padded):
         rows = len(value) if is_static else None
         return tf1.placeholder(value.dtype, [rows, None, *value.shape[2:]])
