@@ -31,7 +31,7 @@ Pair = collections.namedtuple("Pair", ["first", "second"])
 def sparse(x):
     """An array as a SparseTensorValue with all its numbers."""
     indices = np.stack(np.unravel_index(np.arange(x.size), x.shape), 1).astype(np.int64)
-    return tf1.SparseTensorValue(indices, x.reshape(-1), np.array(x.shape, np.int64))
+    return exactness.Unranked(indices, x.reshape(-1), np.array(x.shape, np.int64))
 
 
 def ragged(x):
@@ -64,6 +64,19 @@ FEATURE_NESTS = {
         lambda nest: {**nest, "x": wide(nest["x"].to_tensor())},
     ),
 }
+
+
+@pytest.mark.parametrize(("name", "setting"), running.in_turn(FEATURE_NESTS))
+def test_nests_of_all_kinds_are_one_devices(name, setting):
+    (pack, unpack), (pack_labels, unpack_labels) = FEATURE_NESTS[name], NESTS["nested"]
+
+    def model(features, labels, mode):
+        loss = losses.quotient(unpack(features), unpack_labels(labels), losses.Weights())
+        return exactness.spec_of(mode, loss)
+
+    given = running.batches(*setting.rows, is_static=setting.is_static)
+    given = [(pack(features), pack_labels(labels)) for features, labels in given]
+    running.require_exact(model, setting, given=given, optimizer_fn=running.momentum)
 
 
 # Networks: from features, labels and mode to what stands in for the features, [B, WIDTH].
@@ -256,7 +269,7 @@ def require_exact(draw):
             exactness.compare(found.metrics, expected.metrics, *SINGLE)
 
 
-@pytest.mark.thorough("none", "all rows")
+@pytest.mark.thorough("all rows")
 @pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_several_devices_are_one(family):

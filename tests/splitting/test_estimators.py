@@ -1,6 +1,5 @@
 """An Estimator whose graph is split leaves what one device's leaves: weights, metrics, events."""
 
-import collections
 import logging
 
 import numpy as np
@@ -27,10 +26,6 @@ def momentum():
     return tf1.train.MomentumOptimizer(0.1, 0.9)
 
 
-def adam():
-    return tf1.train.AdamOptimizer(0.01, epsilon=1e-3)
-
-
 # Models; what optimizers do is in `tests/law` and `tests/training`.
 
 
@@ -45,18 +40,6 @@ def optimizer_of_params(params):
 
 def of_params_alone(features, labels, mode, params):
     return stepping(lambda: optimizer_of_params(params))(features, labels, mode)
-
-
-def of_keras(features, labels, mode):
-    """A model with an optimizer of tf_keras inside."""
-    spec = model(features, labels, mode)
-    if mode != "train":
-        return spec
-    made = tf.keras.optimizers.legacy.Adam(0.01, epsilon=1e-3)
-    made.iterations = tf1.train.get_global_step()
-    trained = tf1.trainable_variables()
-    pairs = zip(tf.gradients(spec.loss, trained), trained, strict=True)
-    return spec._replace(train_op=made.apply_gradients(pairs))
 
 
 def partly_trained(features, labels, mode):
@@ -87,25 +70,18 @@ def parted(features, labels, mode):
         return model(features, labels, mode)
 
 
-ALL = ("train", "eval", "infer")
 MODELS = {
-    "momentum": (model, momentum, None, ALL, {"strategy": "round_robin"}),
-    "adam": (model, adam, None, ALL, {"strategy": "balanced"}),
-    "inside": (stepping(adam), None, None, ALL, {"devices": 2}),
-    "beside another": (stepping(adam), momentum, stepping(momentum), ALL, {}),
-    "params": (of_params, optimizer_of_params, of_params_alone, ALL, {"params": {"rate": 0.2}}),
-    "keras": (of_keras, None, None, ["train"], {}),
-    "partly trained": (partly_trained, momentum, None, ALL, {}),
-    "partly trained inside": (stepping(sgd, partly_trained), None, None, ["train"], {}),
-    "one tower": (of_one_tower, sgd, stepping(sgd, twice), ["train"], {}),
+    "balanced": (model, momentum, None, {"strategy": "balanced"}),
+    "params": (of_params, optimizer_of_params, of_params_alone, {"params": {"rate": 0.2}}),
+    "partly trained": (partly_trained, momentum, None, {}),
+    "one tower": (of_one_tower, sgd, stepping(sgd, twice), {"modes": ["train"]}),
 }
 
 
-@pytest.mark.thorough("momentum", "keras", "one tower", "partly trained")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_one_devices(tmp_path, name):
-    made, optimizer_fn, reference, modes, options = MODELS[name]
-    require_one_device(tmp_path, made, optimizer_fn, reference, modes=modes, **options)
+    made, optimizer_fn, reference, options = MODELS[name]
+    require_one_device(tmp_path, made, optimizer_fn, reference, **options)
 
 
 def test_training_and_evaluating_in_turn(tmp_path):
@@ -338,101 +314,21 @@ def test_tables_functions_of_python_and_prints_happen_once(tmp_path, capfd):
 
 # What is given.
 
-Pair = collections.namedtuple("Pair", ["x", "ids"])
 
+def test_what_runs_once_is_one_devices_and_is_said(tmp_path, caplog):
+    """Of a tensor whose rank is not known nothing can be split."""
 
-def on(read):
-    """Returns a model of what `read` takes from the features, [B, 4], and of labels or none."""
+    def on_any_rank(features, labels, mode):
+        logits = estimators.dense(tf.ensure_shape(features + 0.0, [None, WIDTH]), 1)
+        return exactness.spec_of(mode, estimators.loss_of(labels, logits), {"logits": logits})
 
-    def model_fn(features, labels, mode):
-        x = read(features)
-        x.set_shape([None, WIDTH])
-        logits = estimators.dense(estimators.dense(x, 3, tf.nn.tanh), 1)
-        truth = 0.5 if labels is None else labels["deep"]["y"]
-        loss = tf.reduce_mean(tf.square(logits - truth)) + tf.reduce_max(logits)
-        return exactness.spec_of(mode, loss, {"logits": logits})
+    def given():
+        signature = (tf.TensorSpec(None, tf.float64), tf.TensorSpec([None, 1], tf.bool))
+        batches = lambda: ((features["x"], labels) for features, labels in estimators.batches())  # noqa: E731
+        return tf.data.Dataset.from_generator(batches, output_signature=signature)
 
-    return model_fn
-
-
-def dense_rows(numbers, rows):
-    return numbers.uniform(-1, 1, [rows, WIDTH])
-
-
-def ragged(numbers, rows):
-    lengths = numbers.randint(0, 4, rows)
-    return tf.RaggedTensor.from_row_lengths(numbers.uniform(-1, 1, lengths.sum()), lengths)
-
-
-def sparse(numbers, rows):
-    places = [[i, i % 3] for i in range(rows)]
-    return tf.SparseTensor(places, numbers.randint(0, 5, rows), [rows, 3])
-
-
-def of_ragged(value):
-    """Sums and counts of each row, and the first value: [B, 4]."""
-    first = value.to_tensor(0.5, shape=[None, 1])
-    counts = tf.cast(value.row_lengths(), tf.float64)[:, None]
-    return tf.concat([tf.reduce_sum(value, 1)[:, None], counts, first, 0 * counts], 1)
-
-
-X = tf.TensorSpec([None, WIDTH], tf.float64)
-GIVEN = {
-    "tuple": (
-        lambda *of: (dense_rows(*of), 2.0),
-        (X, tf.TensorSpec([], tf.float64)),
-        lambda given: given[0] * given[1],
-    ),
-    "namedtuple": (
-        lambda *of: Pair(dense_rows(*of), dense_rows(*of)),
-        Pair(X, X),
-        lambda given: given.x + given.ids,
-    ),
-    "deep": (lambda *of: {"a": {"b": dense_rows(*of)}}, {"a": {"b": X}}, lambda f: f["a"]["b"]),
-    "sparse": (
-        sparse,
-        tf.SparseTensorSpec([None, 3], tf.int64),
-        lambda s: tf.one_hot(tf.sparse.to_dense(s)[:, 1], WIDTH, dtype=tf.float64),
-    ),
-    "ragged": (ragged, tf.RaggedTensorSpec([None, None], tf.float64, 1), of_ragged),
-    "unknown rank": (dense_rows, tf.TensorSpec(None, tf.float64), lambda x: x + 0.0),
-}
-
-
-def given_of(name, has_labels):
-    """A dataset of batches of a kind, with labels or alone."""
-    make, spec, _ = GIVEN[name]
-
-    def generate():
-        for rows in estimators.SIZES:
-            numbers = np.random.RandomState(rows)
-            features = make(numbers, rows)
-            labels = {"deep": {"y": dense_rows(numbers, rows)[:, :1]}}
-            yield (features, labels) if has_labels else features
-
-    labels = {"deep": {"y": tf.TensorSpec([None, 1], tf.float64)}}
-    signature = (spec, labels) if has_labels else spec
-    return lambda: tf.data.Dataset.from_generator(generate, output_signature=signature)
-
-
-# To an Estimator a tuple of two alone is features and labels.
-@pytest.mark.thorough("namedtuple-True", "*-False")
-@pytest.mark.parametrize(
-    ("name", "has_labels"),
-    [
-        *(("tuple", True), ("namedtuple", True)),
-        *((name, has) for name in list(GIVEN)[2:] for has in (True, False)),
-    ],
-)
-def test_nests_of_all_kinds_are_one_devices(tmp_path, name, has_labels):
-    given, read = given_of(name, has_labels), GIVEN[name][-1]
-    require_one_device(tmp_path, on(read), sgd, given=given, modes=("train", "eval"))
-
-
-def test_what_runs_once_is_said(tmp_path, caplog):
-    made = estimators.split(on(GIVEN["unknown rank"][-1]), tmp_path, sgd)
     with caplog.at_level(logging.INFO, "replicate"):
-        made.train(given_of("unknown rank", False), steps=1)
+        require_one_device(tmp_path, on_any_rank, sgd, given=given, modes=("train", "eval"))
     assert [r for r in caplog.records if r.name == "replicate" and r.levelno == logging.INFO]
 
 
