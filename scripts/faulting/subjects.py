@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from replicate.app.command import cli, model_commands  # noqa: F401 - so that forks have it
+from replicate.app.command import cli
 from replicate.app.runs import checkpoints
+from replicate.app.training import runner  # noqa: F401 - so that forks have it
 from replicate.compat.tensorflow import tf
 
 MODEL = """
