@@ -77,7 +77,7 @@ def test_all_that_is_written_can_be_read(drawn, device_count, variable_count, is
     made = drawn(described(device_count, variable_count, is_mirrored))
     found = written(made)
     wide, high = made.canvas.get_width_height()
-    assert len(found) > 5 * device_count
+    assert len(found) > 5  # the variables, at least
     for text, box in found:
         assert 0 <= box.x0 < box.x1 <= wide, text
         assert 0 <= box.y0 < box.y1 <= high, text
