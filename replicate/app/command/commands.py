@@ -16,7 +16,6 @@ from replicate.app.config import catalog
 from replicate.console import interrupts, messages
 
 if TYPE_CHECKING:
-    from replicate.app.cluster import launcher
     from replicate.app.command.requests import Request
     from replicate.console import progress
 
@@ -145,6 +144,8 @@ def launch(request: "Request") -> None:
 
 def _launched(request: "Request") -> Callable[[str], list[str]]:
     """Returns what gives the command line of the process of a name."""
+    from replicate.app.cluster import launcher
+
     options = request.options
     given = [part for text in options.set for part in ("--set", text.removeprefix("--"))]
     given += ["--model-dir", options.model_dir] if options.model_dir else []
