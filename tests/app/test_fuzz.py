@@ -25,7 +25,7 @@ from hypothesis.strategies import SearchStrategy
 from replicate import errors
 from replicate.app.config import catalog, config, input_config, sections
 from replicate.app.data import inputs, npz, reading, tables
-from replicate.app.inspect import starter
+from replicate.app.inspect import samples, starter
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster as clusters
 from tests.app import test_mutations as mutations
@@ -48,7 +48,7 @@ def begin_with(path):
     """Lets `replicate init` look at a file; the config that it writes must be a good one."""
     text = None
     with ours:
-        text = starter.text("a.b:c", starter.look(path), f"{path}.yaml")
+        text = starter.text("a.b:c", samples.look(path), f"{path}.yaml")
     if text is not None:
         pathlib.Path(f"{path}.yaml").write_text(text, encoding="utf-8")
         config.load(f"{path}.yaml")

@@ -87,7 +87,7 @@ def init(folder, *arguments):
 def test_a_csv_is_read_by_its_values(tmp_path, text, keys, compress):
     path = tmp_path / "d.csv"
     path.write_bytes(compress(text.encode()))
-    found = samples.look("csv", str(path))
+    found = samples.look(str(path))
     told = {**found.keys, "columns": list(found.keys["columns"].values())}
     expected = {"kind": "csv", "file": str(path), **keys}
     assert told | ({"label": found.label} if found.label else {}) == expected
@@ -96,7 +96,7 @@ def test_a_csv_is_read_by_its_values(tmp_path, text, keys, compress):
 @pytest.mark.parametrize(
     ("written", "fault"),
     [
-        (b"", "must have rows, has none"),
+        (b"", "must be CSV, npz, Parquet or TFRecord with rows"),
         (b"a,b\n1\n", ":2: must be CSV, as the config says: CSV parse error"),
         (b"a,a\n1,2\n", "besides the label; a: left out, as 2 columns are called so; to"),
         (b"y\n1\n", "must have a column with a name besides the label. Correct"),
@@ -109,7 +109,7 @@ def test_what_is_no_table_is_named(tmp_path, written, fault):
     path = tmp_path / "d.csv"
     path.write_bytes(written)
     with pytest.raises(errors.RunError, match=fault):
-        samples.look("csv", str(path))
+        samples.look(str(path))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_columns_without_a_name_of_their_own_are_left_out(tmp_path, capsys, text
 )
 def test_a_first_row_with_a_number_is_no_header(tmp_path, text):
     (tmp_path / "d.csv").write_text(text)
-    assert samples.look("csv", str(tmp_path / "d.csv")).keys["header"] is False
+    assert samples.look(str(tmp_path / "d.csv")).keys["header"] is False
 
 
 def test_a_pattern_is_taken_for_all_its_files(tmp_path, monkeypatch):
@@ -209,7 +209,7 @@ def test_an_npz_is_read_by_its_headers(tmp_path):
     path = str(tmp_path / "d.npz")
     arrays = {"image": np.zeros([20, 2, 3], np.uint8), "word": np.array(["a"] * 20)}
     np.savez(path, scale=1.0, other=np.zeros(3), label=np.zeros(20), **arrays)
-    found = samples.look("npz", path)
+    found = samples.look(path)
     # Sixteen of 20 rows are four fifths; what has no rows, or others, is left out.
     assert found.keys == {
         "kind": "npz",
@@ -225,7 +225,7 @@ def test_arrays_for_evaluation_go_with_those_for_training(tmp_path, label):
     path = str(tmp_path / "d.npz")
     names = ("a_train", "a_test", "b_train", "b_test", *(["y_train", "y_test"] if label else []))
     np.savez(path, **{name: np.zeros(3) for name in names})
-    found = samples.look("npz", path, label)
+    found = samples.look(path, label)
     assert found.keys["features"] == {"a": "a_train", "b": "b_train"}
     others = {"features": {"a": "a_test", "b": "b_test"}}
     assert (found.label, found.others) == (
@@ -238,13 +238,13 @@ def test_damaged_archives_are_named(tmp_path):
     path = tmp_path / "d.npz"
     np.savez(path, a=np.array([{}], dtype=object))
     with pytest.raises(errors.RunError, match="a: left out, as it holds Python objects"):
-        samples.look("npz", str(path))
+        samples.look(str(path))
     np.savez(path, a=np.zeros(3))
     whole = path.read_bytes()
     for damaged in (whole[:99], whole.replace(b"descr", b"descx"), b"PK\x03\x04" + bytes(99)):
         path.write_bytes(damaged)
         with pytest.raises(errors.RunError, match="must be a readable npz file"):
-            samples.look("npz", str(path))
+            samples.look(str(path))
 
 
 def example(**values):
@@ -268,7 +268,7 @@ def test_records_are_read_however_they_are_compressed(tmp_path, compression):
         for row in rows:
             file.write(row)
     (tmp_path / "test.tfrecord").write_bytes(b"")
-    found = samples.look("tfrecord", path)
+    found = samples.look(path)
     assert found.keys["features"] == {
         "many": {"dtype": "int64", "kind": "sparse"},
         "rare": {"dtype": "string", "kind": "sparse"},
@@ -286,7 +286,7 @@ def test_a_feature_of_two_types_is_named(tmp_path):
         file.write(example(x=[1.0]))
         file.write(example(x=[1]))
     with pytest.raises(errors.RunError, match="x must be of one type, got float32 and int64"):
-        samples.look("tfrecord", path)
+        samples.look(path)
 
 
 def record(data):
@@ -308,7 +308,7 @@ def test_what_is_no_example_is_named(tmp_path, written):
     path = tmp_path / "d.tfrecord"
     path.write_bytes(written)
     with pytest.raises(errors.RunError, match=r"d.tfrecord: must (be|hold)"):
-        samples.look("tfrecord", str(path))
+        samples.look(str(path))
 
 
 def test_the_digits_train_from_what_is_written(tmp_path, capsys):
@@ -424,7 +424,7 @@ def test_what_only_tells_rows_apart_is_no_feature(tmp_path, kind, names, cells, 
     path.write_text("\n".join([names, *(cells.format(i, i % 3) for i in range(9))]) + "\n")
     if kind == "parquet":
         parquet.write_table(arrow_csv.read_csv(path), path)
-    found = samples.look(kind, str(path), label)
+    found = samples.look(str(path), label)
     assert list(found.keys["columns"]) == [n for n in names.split(",") if n not in left_out]
     assert sorted(found.names) == sorted(names.split(","))
     assert list(found.left_out) == left_out

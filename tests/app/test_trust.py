@@ -419,14 +419,14 @@ def test_a_config_of_init_keeps_names_in_their_lines(tmp_path, end):
     (tmp_path / "d.csv").write_text(f'"a{end}b",c,label\n,,1\n1,2,3\n', encoding="utf-8")
     output = str(tmp_path / "c.yaml")
     (tmp_path / "c.yaml").write_text(
-        starter.text("a.b:c", starter.look(str(tmp_path / "d.csv")), output), encoding="utf-8"
+        starter.text("a.b:c", samples.look(str(tmp_path / "d.csv")), output), encoding="utf-8"
     )
     assert f"a{end}b" in config.load(output).train.input.columns
 
 
 def test_init_leaves_out_arrays_without_a_name(tmp_path):
     np.savez(tmp_path / "d.npz", **{"": np.zeros(3), " ": np.zeros(3), "x": np.zeros(3)})
-    assert samples.look("npz", str(tmp_path / "d.npz")).names == ["x"]
+    assert samples.look(str(tmp_path / "d.npz")).names == ["x"]
 
 
 def test_a_record_whose_text_ends_early_is_still_one_of_the_input():

@@ -347,11 +347,11 @@ def init(request: "Request") -> None:
     """
     with interrupts.at_once():
         from replicate.app.config import config
-        from replicate.app.inspect import absences, starter
+        from replicate.app.inspect import absences, samples, starter
 
     asked = request.options
     output = asked.output
-    sample = starter.look(asked.data, asked.label)
+    sample = samples.look(asked.data, asked.label)
     text = starter.text(asked.model_fn, sample, output, asked.optimizer)
     files = starter.write(output, text, is_new=not asked.force)
     _warn(f"{output}: {warning}" for warning in absences.warnings(config.load(output)))

@@ -4,6 +4,7 @@ Types are those that pyarrow finds in tables, NumPy in arrays, and tf.train.Exam
 """
 
 import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replicate import errors
-from replicate.app.config import catalog, files
+from replicate.app.config import catalog, files, types
 from replicate.app.data import npz
 from replicate.console import messages
 
@@ -60,20 +61,37 @@ class Sample(NamedTuple):
     left_out: Mapping[str, str] = {}
 
 
-def look(kind: str, path: str, label: str | None = None) -> Sample:
-    """Looks at a file.
+def look(data: str, label: str | None = None) -> Sample:
+    """Looks at the data.
 
     Args:
-        kind: csv, npz, parquet or tfrecord.
-        path: The file; of a pattern the first one is looked at.
-        label: What is the label; else what is called so.
+        data: A file; a pattern, whose first file is looked at; or a function of a dataset.
+        label: The column, array or feature that is the label; None: the one that is called so.
 
     Raises:
-        RunError: If it is no such file, or holds nothing that can be read.
+        ConfigError: If there is no label by this name.
+        RunError: If it is none of these, or holds nothing that can be read.
     """
+    if types.is_function(data) and not os.path.exists(data):
+        return Sample({"kind": "function", "function": data, "holdout": 0.1}, others=HELD_OUT)
+    path = os.path.abspath(data)
+    is_there = not os.path.isdir(path) and not files.absent([path])
+    first = files.expanded([path], _KEY)[0] if is_there else ""
+    kind = files.KINDS.get(files.form_of(first))
+    if kind is None or (kind == "npz" and first != path):
+        rule = "CSV, npz, Parquet or TFRecord with rows"
+        rule = rule if is_there else "a file of this machine, a pattern of such files"
+        rule += ", or package.module:function"
+        rule = "one file where it is npz, got a pattern" if kind else rule
+        raise errors.RunError(f"{_KEY}: {data}: must be {rule}. Check the path and the file.")
     looks = {"csv": _csv, "npz": _npz, "parquet": _parquet, "tfrecord": _tfrecord}
-    sample = looks[kind](files.expanded([path], _KEY)[0], label)
+    sample = looks[kind](first, label)
     sample.keys["file"] = path
+    if label is not None and label not in sample.names:
+        why = sample.left_out.get(label)
+        then = types.meant(label, sample.names, f"It has {', '.join(sample.names)}.")
+        then = f"It is left out, as {why}." if why else then
+        raise errors.ConfigError(f"--label {label}: must be in {data}. {then}")
     folder = Path(path).parent
     other = _counterpart(Path(path).name, lambda name: not files.absent([str(folder / name)]))
     if other is None or kind == "npz":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from replicate import errors
-from replicate.app.config import catalog, config, documents, files, schema, types
+from replicate.app.config import catalog, config, documents, schema, types
 from replicate.app.inspect import samples
 from replicate.app.runs import atomic_files
 
@@ -115,30 +115,6 @@ def text(model_fn: str, sample: samples.Sample, output: str, optimizer: str | No
     return "".join(parts)
 
 
-def look(data: str, label: str | None = None) -> samples.Sample:
-    """Looks at the data.
-
-    Args:
-        data: A file, or a function that returns a dataset.
-        label: The column, array or feature that is the label; None: the one that is called so.
-
-    Raises:
-        ConfigError: If there is no label by this name.
-        RunError: If the data cannot be read.
-    """
-    if types.is_function(data) and not os.path.exists(data):
-        keys = {"kind": "function", "function": data, "holdout": 0.1}
-        return samples.Sample(keys, others=samples.HELD_OUT)
-    path = os.path.abspath(data)
-    sample = samples.look(_kind(path, data), path, label)
-    if label is not None and label not in sample.names:
-        why = sample.left_out.get(label)
-        then = types.meant(label, sample.names, f"It has {', '.join(sample.names)}.")
-        then = f"It is left out, as {why}." if why else then
-        raise errors.ConfigError(f"--label {label}: must be in {data}. {then}")
-    return sample
-
-
 def told(sample: samples.Sample, label: str | None) -> list[str]:
     """Returns what is said of columns, and of a label that is guessed, or cannot be."""
     lines = [f"{name}: left out, as {why}" for name, why in sample.left_out.items()]
@@ -148,22 +124,6 @@ def told(sample: samples.Sample, label: str | None) -> list[str]:
     elif sample.label is not None and label is None:
         lines.append(f"label: {sample.label}, by its name; --label takes another one")
     return lines
-
-
-def _kind(path: str, data: str) -> str:
-    """Returns csv, npz, parquet or tfrecord, by the first bytes of a file, or of files."""
-    rule = ""
-    if os.path.isdir(path) or files.absent([path]):
-        rule = "a file of this machine, a pattern of such files, or package.module:function"
-    else:
-        first = files.expanded([path], "DATA")[0]
-        kind = files.KINDS.get(files.form_of(first))
-        if kind == "npz" and first != path:
-            rule = "one file where it is npz, got a pattern"
-        elif kind is not None:
-            return kind
-    rule = rule or "CSV, npz, Parquet or TFRecord with rows, or package.module:function"
-    raise errors.RunError(f"DATA: {data}: must be {rule}. Check the path and the file.")
 
 
 def _optimizer(name: str | None) -> str:
