@@ -27,7 +27,6 @@ _NAMES = {
     "exporting.export": "export_saved_model",
     "exporting.predictor": "load_exported",
     "towers.metrics": "metric_reduction",
-    "exporting.placed_towers": "place_towers",
     "progress": "progress",
     "model_fn": "replicate_model_fn",
     "replicated_variable": "replicated_scope replicated_variable_for_optimizer ReplicatedVariable",

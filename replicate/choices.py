@@ -4,6 +4,7 @@ The same name of a strategy means the same in a cluster as on one machine, where
 parameter servers: these then keep what the parameter devices of the machine would.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -63,7 +64,8 @@ class Choices:
         self._refuse_mixed()
         if isinstance(self.strategy, str):
             _require_one_of("strategy", self.strategy, tuple(base.NAMED))
-        device_names.foresee(self.devices)
+        with contextlib.suppress(errors.DeviceError):  # refused where the model is built
+            device_names.resolve(self.devices, warn_of_missing=False)  # servers may start before
 
     def _refuse_mixed(self) -> None:
         """Refuses options that only the other way of building has."""
@@ -93,7 +95,7 @@ class Choices:
         optimizer_fn = self.optimizer_fn
         is_in_model_fn = "params" in model.argument_names(self.model_fn)
         return is_in_model_fn or (
-            optimizer_fn is not None and bool(optimizer.arguments(optimizer_fn, None))
+            optimizer_fn is not None and bool(optimizer.arguments(optimizer_fn, {"params": None}))
         )
 
     def chosen(self, mode: str, config: types.RunConfig | None) -> base.DistributionStrategy:

@@ -4,9 +4,7 @@ A canonical name is `/device:TYPE:INDEX`, with job, replica and task before it o
 where they name another process.
 """
 
-import contextlib
 import functools
-import math
 import numbers
 import re
 import weakref
@@ -177,16 +175,6 @@ def _short(device: str) -> str:
     return re.sub("/device:([A-Za-z]+):", lambda found: f"/{found[1].lower()}:", device)
 
 
-def foresee(devices: Sequence[str] | int | None) -> None:
-    """Has servers show devices that are resolved later, as TensorFlow starts some before that.
-
-    Args:
-        devices: As `resolve` takes them; it is left to that to refuse them.
-    """
-    with contextlib.suppress(errors.DeviceError):
-        resolve(devices, warn_of_missing=False)
-
-
 def settle_sessions() -> None:
     """Has sessions and servers of this process show, from now on, the devices that are named."""
     sessions.settle_each(_settled, _require_all)
@@ -240,28 +228,9 @@ def _settled(graph: tf.Graph | None, config: tf1.ConfigProto | None) -> tf1.Conf
 
 def _require_all(session: tf1.Session) -> None:
     """Refuses a session that lacks a device of its graph."""
-    if named := _SHOWN.get(session.graph):
-        shown = {canonical_or_same(device.name) for device in session.list_devices()}
-        _require_shown([device for device in sorted(named) if device not in shown])
-
-
-def require_told(devices: Iterable[str], session_config: tf1.ConfigProto) -> None:
-    """Refuses settings of a session, in this process, that hide devices.
-
-    Args:
-        devices: Canonical names.
-        session_config: The settings.
-
-    Raises:
-        DeviceError: If a device lies above the number that is told for its type.
-    """
-    counts = session_config.device_count
-    local = [tf.DeviceSpec.from_string(name) for name in devices if name.startswith("/device:")]
-    hidden = [spec for spec in local if spec.device_index >= counts.get(spec.device_type, math.inf)]
-    _require_shown([spec.to_string() for spec in hidden])
-
-
-def _require_shown(hidden: Sequence[str]) -> None:
+    named = _SHOWN.get(session.graph, frozenset())
+    shown = {canonical_or_same(device.name) for device in session.list_devices()} if named else ()
+    hidden = [device for device in sorted(named) if device not in shown]
     if not hidden:
         return
     advice = "Name devices that exist."

@@ -137,9 +137,6 @@ class ReplicatedModelFn:
         elif not context.is_one_tower():
             towers, keepers = strategy.worker_devices, strategy.parameter_devices
             messages.tell(device_names.described(towers, keepers, options.names_devices))
-        told = getattr(config, "session_config", None)
-        if told is not None and not getattr(config, "master", None):
-            device_names.require_told(used, told)
         model = models.Model(options.model_fn, options.optimizer_fn, mode, params, config)
         build = _split if options.tower_building == "split" else _call_towers
         build = _alone if strategy.is_single_tower else build
@@ -153,8 +150,7 @@ class ReplicatedModelFn:
         spec = progress.added(spec, mode)
         if not strategy.is_single_tower:
             spec = row_counts.added(spec, mode, features, labels)
-        devices = () if context.is_one_tower() else strategy.worker_devices
-        return saver.make_exportable(spec, (features, labels), devices, config)
+        return saver.make_exportable(spec, (features, labels), config)
 
 
 def _from_user_on(traceback: TracebackType | None) -> TracebackType | None:

@@ -115,29 +115,6 @@ PATIENCE = 300  # runs, until threads have taken turns in another order than bef
 needs_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="threads take turns")
 
 
-@needs_cores
-def test_tensorflow_adds_to_a_row_of_a_variable_in_any_order():
-    drawn = np.random.RandomState(0)
-    values, rows = drawn.standard_normal((20_000, 16)).astype("f"), drawn.randint(0, 50, 20_000)
-    found: dict[bytes, np.ndarray] = {}
-    with tf.Graph().as_default():
-        variable = tf1.get_variable("v", [50, 16], initializer=tf1.zeros_initializer())
-        add, sums = tf1.scatter_add(variable, rows, values).op, variable.read_value()
-        with tf1.Session(config=session_config()) as session:
-            for _ in range(PATIENCE):
-                session.run(variable.initializer)
-                session.run(add)
-                result = session.run(sums)
-                found[result.tobytes()] = result
-                if len(found) > 1:
-                    break
-    exact = np.zeros([50, 16])
-    np.add.at(exact, rows, values.astype(np.float64))
-    # Some 400 numbers of about 1 are added in each row: none is lost, but each sum is rounded.
-    assert max(np.abs(each - exact).max() for each in found.values()) < 1e-3
-    assert len(found) > 1
-
-
 def descended(optimizer, most, **options):
     """Trains a table whose rows are each looked up 3,200 times in a step, from the same start.
 

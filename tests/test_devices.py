@@ -238,22 +238,13 @@ def test_a_server_shows_the_devices_that_are_named_unless_it_is_told():
 
 
 @pytest.mark.parametrize("counts", [{"CPU": 1}, {"CPU": 8, "GPU": 2}])
-@pytest.mark.parametrize("soft", [True, False])
-def test_a_session_that_is_told_fewer_devices_is_refused_where_the_model_is_built(counts, soft):
-    config = config_of(**counts)
-    config.session_config.allow_soft_placement = soft
-    replicated = model_fn.replicate_model_fn(line, devices=MORE)
+def test_a_session_of_an_estimator_that_is_told_fewer_devices_fails(tmp_path, counts):
+    made = estimator.Estimator(
+        model_fn.replicate_model_fn(line, devices=MORE), str(tmp_path), config_of(**counts)
+    )
     told = r"lacks /device:CPU:8\. Leave device_count out.* give device_count={'CPU': 9}"
-    with tf.Graph().as_default(), pytest.raises(errors.DeviceError, match=told):
-        replicated({"x": tf.ones([4, 1])}, None, "train", config=config)
-
-
-def test_a_type_of_which_there_are_fewer_is_told_like_cpus():
-    four = [f"/device:GPU:{i}" for i in range(4)]
-    devices.require_told(four, tf1.ConfigProto())
-    devices.require_told(["/job:worker/device:GPU:7"], tf1.ConfigProto(device_count={"GPU": 0}))
-    with pytest.raises(errors.DeviceError, match=r"GPU:2, /device:GPU:3\. Name devices that exist"):
-        devices.require_told(four, tf1.ConfigProto(device_count={"GPU": 2}))
+    with pytest.raises(errors.DeviceError, match=told):
+        made.train(input_fn)
 
 
 def test_a_device_that_is_missing_fails_where_a_session_is_to_run(tmp_path):

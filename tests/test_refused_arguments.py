@@ -251,7 +251,7 @@ def test_a_scaffold_that_saves_objects_is_left_alone(fresh_graph):
     spec = replicate.estimator.EstimatorSpec(
         "eval", loss=tf.constant(1.0), scaffold=scaffold, eval_metric_ops={}
     )
-    assert saver.make_exportable(spec, (), TWO, None) is spec
+    assert saver.make_exportable(spec, (), None) is spec
 
 
 def test_a_batch_that_cannot_be_split_is_on_the_first_device(fresh_graph, caplog):

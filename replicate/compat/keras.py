@@ -1,4 +1,4 @@
-"""Keras losses and models where a strategy is in charge.
+"""Keras, and random generators, where a strategy is in charge.
 
 A Keras loss that averages over its rows refuses to do so in a replica, because an average
 of averages is not the whole batch's. A `Reducer` may know better; while it is in charge,
@@ -6,7 +6,8 @@ losses ask it first. Stateful layers, policies of mixed precision and optimizers
 refuse strategies that they do not know; to a model of one device there is none. Nor is there one
 to what `model_to_estimator` returns, which would cut the numbers off its outputs' names. Layers
 that are given no seed draw one from a generator outside of the graph. Optimizers of Keras 3 know no
-graph.
+graph. A `tf.random.Generator` mixes the number of its replica into what it draws, wherever there is
+a strategy.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from replicate.compat import replacing
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 
 # Given a loss's `reduction`, returns the one to use, or None for Keras to decide.
@@ -75,6 +77,12 @@ def _unless(own: Asker, askers: Sequence[Asker]) -> Asker:
     return has_strategy
 
 
+def _without_replica(
+    own: Callable[[], int | None], askers: Sequence[Asker]
+) -> Callable[[], int | None]:
+    return lambda: None if any(ask() for ask in list(askers)) else own()
+
+
 def is_of(kind: str, value: object) -> bool:
     """Whether a value, or class, is of a kind of Keras 2 or 3, of which nothing is loaded.
 
@@ -115,6 +123,12 @@ so."""
 # NOTE: that is the module by which tf_keras knows TensorFlow; a model's `tf.distribute` is another.
 without_strategies = replacing.Replaced(lambda: tf.compat.v2.distribute, "has_strategy", _unless).by
 """While entered, Keras sees no strategy, as on one device, where an `Asker` says so."""
+
+# By this name generators learn the number of their replica.
+drawing_as_one_device = replacing.Replaced(
+    tfc.stateful_random_ops.target, "get_replica_id", _without_replica
+).by
+"""While entered, generators draw what they draw on one device, where an `Asker` says so."""
 
 _MAKING, _APPLYING = (
     replacing.Replaced(_keras_3_optimizer, name, _refusing) for name in ("__init__", "apply")

@@ -94,7 +94,7 @@ random_seed = Door(
 )
 stateful_random_ops = Door(
     "tensorflow.python.ops.stateful_random_ops",
-    get_replica_id="a generator draws what one device draws; see compat/generators",
+    get_replica_id="a generator draws what one device draws; see compat/keras",
 )
 op_def_registry = Door(
     "tensorflow.python.framework.op_def_registry", get="whether operations of a type hold a state"

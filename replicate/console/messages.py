@@ -1,7 +1,6 @@
 """What people are told on stderr: messages once a process, texts of errors, what is loaded."""
 
 import contextlib
-import faulthandler
 import logging
 import os
 import re
@@ -128,8 +127,8 @@ def loading(name: str) -> Iterator[None]:
     """While entered, a library is imported, which takes seconds: a terminal is told so.
 
     TensorFlow logs to stderr before any of its settings can prevent that: such lines are left out,
-    but where the import fails. What others write there comes when it is over. If native code ends
-    the process, Python tells where. Without a file to hold lines back they come as they are.
+    but where the import fails. What others write there comes when it is over. Without a file to
+    hold lines back they come as they are.
     """
     told, clear = (f"loading {name} ...", "\r\033[K") if shows_progress() else ("", "")
     with contextlib.ExitStack() as leave:
@@ -142,7 +141,7 @@ def loading(name: str) -> Iterator[None]:
             return
         has_failed = True
         try:
-            with streams.redirected(2, noise.fileno()) as shown, _telling_of_death(shown):
+            with streams.redirected(2, noise.fileno()) as shown:
                 os.write(shown, told.encode())
                 yield
             has_failed = False
@@ -151,16 +150,3 @@ def loading(name: str) -> Iterator[None]:
             lines = [line for line in noise if has_failed or not _LOGGED.match(line)]
             with contextlib.suppress(OSError):  # its reader may be gone
                 os.write(2, b"".join([clear.encode(), *lines]))
-
-
-@contextlib.contextmanager
-def _telling_of_death(number: int) -> Iterator[None]:
-    """While entered, Python writes where it was, should native code end the process."""
-    is_told = faulthandler.is_enabled()
-    if not is_told:
-        faulthandler.enable(number, all_threads=False)
-    try:
-        yield
-    finally:
-        if not is_told:
-            faulthandler.disable()

@@ -70,7 +70,6 @@ class Display:
         self.tell = tell
         self._rows: _Rows | None = None
         self._bars: dict[Hashable, Bar] = {}
-        self._status = ""
         self._tasks: list[Task] = []
 
     def __enter__(self) -> "Display":
@@ -89,11 +88,6 @@ class Display:
     def has_bars(self) -> bool:
         """Whether tasks are bars, and not lines."""
         return self._rows is not None
-
-    def status(self, text: str) -> None:
-        """Shows a line below the bars in place of the one before; an empty text: none."""
-        self._status = text
-        self._draw()
 
     def say(self, text: str) -> None:
         """Shows a remark; that nobody reads it any more ends no work."""
@@ -146,13 +140,9 @@ class Display:
             self._bars[key] = bar
         else:
             self._bars.pop(key, None)
-        self._draw()
-
-    def _draw(self) -> None:
         if self._rows is not None:
             columns = streams.size(self._file).columns - 1  # the last one would begin a new row
-            rows = [bar.row(columns) for bar in self._bars.values()]
-            self._rows.show([*rows, *([self._status[:columns]] if self._status else [])])
+            self._rows.show([bar.row(columns) for bar in self._bars.values()])
 
 
 class _Rows:
@@ -248,12 +238,8 @@ class Task:
 
     def update_of(self, done: int, total: int) -> None:
         """Shows that `done` of `total` units are done, where only the work tells how many."""
-        self.end_at(total)
-        self.update(done)
-
-    def end_at(self, total: int) -> None:
-        """Says where the task ends, where that was not known at its beginning."""
         self.bar = self.bar._replace(total=total)
+        self.update(done)
 
     def pause(self) -> None:
         """Leaves the time until the next update out of the speed."""

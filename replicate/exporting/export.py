@@ -7,8 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from google.protobuf import text_format
-
 from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
@@ -16,8 +14,6 @@ from replicate.strategy import context
 from replicate.strategy.cluster import membership
 
 TOWERS = ("one", "merged")
-_BINARY = "saved_model.pb"
-_TEXT = "saved_model.pbtxt"
 
 
 def export_saved_model(
@@ -41,7 +37,7 @@ def export_saved_model(
         export_dir_base: The directory of all exports; this one gets a number as its name.
         serving_input_receiver_fn: Makes what the model is fed.
         towers: `"one"`: one tower computes. `"merged"`: as many towers as in training
-            share a batch of any size B >= 1; `place_towers` gives them devices.
+            share a batch of any size B >= 1.
         assets_extra: Path below `assets.extra` -> file to copy there.
         as_text: Whether to write the graph as text.
         checkpoint_path: The checkpoint, if not the last one.
@@ -125,7 +121,7 @@ def read(saved_model_dir: str) -> Any:
         return tfc.loader_impl.parse_saved_model(saved_model_dir)
     except OSError as reason:
         raise ValueError(
-            f"A SavedModel is a directory with {_BINARY} or {_TEXT}; {saved_model_dir} has "
+            f"A SavedModel is a directory with saved_model.pb or .pbtxt; {saved_model_dir} has "
             f"{_listed(saved_model_dir)}. Give the directory that export_saved_model returned."
         ) from reason
 
@@ -134,26 +130,3 @@ def _listed(path: str) -> str:
     if not tf.io.gfile.isdir(path):
         return "nothing: it is no directory"
     return ", ".join(sorted(tf.io.gfile.listdir(path))) or "nothing in it"
-
-
-def copy(saved_model: Any, source: str, target: str) -> None:
-    """Writes a SavedModel proto with the variables and assets of another directory.
-
-    Args:
-        saved_model: The SavedModel proto.
-        source: The directory with the files that belong to it.
-        target: A directory that does not exist yet; it appears when it is whole.
-    """
-    with _scratch(os.path.dirname(target) or ".") as scratch:
-        whole = os.path.join(scratch, "whole")
-        for folder, _, files in tf.io.gfile.walk(source):
-            place = os.path.join(whole, os.path.relpath(folder, source))
-            tf.io.gfile.makedirs(place)
-            for name in files:
-                tf.io.gfile.copy(os.path.join(folder, name), os.path.join(place, name))
-        name, content = _BINARY, saved_model.SerializeToString(deterministic=True)
-        if tf.io.gfile.exists(os.path.join(whole, _TEXT)):
-            name, content = _TEXT, text_format.MessageToString(saved_model).encode()
-        with tf.io.gfile.GFile(os.path.join(whole, name), "wb") as file:
-            file.write(content)
-        tf.io.gfile.rename(whole, target)

@@ -2,12 +2,12 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.exporting import export, placed_towers
+from replicate.exporting import export
 
 _DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
@@ -18,30 +18,26 @@ class Predictor:
 
     Args:
         path: The directory of the SavedModel.
-        devices: For a model with merged towers, where its towers compute, if it is to be placed.
         tags: The tags of the graph to load, or its one tag.
 
     Raises:
         ValueError: If the directory holds no SavedModel, or none with these tags.
-        DeviceError: If devices do not fit the model, or this machine lacks one.
     """
 
     def __init__(
         self,
         path: str | bytes | os.PathLike[str],
-        devices: Sequence[str] | int | None = None,
         tags: Iterable[str] | str = (tf.saved_model.SERVING,),
     ):
         self.path = os.fsdecode(path)
         tags = [tags] if isinstance(tags, str) else list(tags)
-        meta_graph = _meta_graph(self.path, set(tags))
-        places = placed_towers.places(meta_graph, devices, self.path)
+        _require_tags(self.path, set(tags))
         self._graph = tf.Graph()
-        # String operations of a tower stay on the CPU.
+        # What has no kernel for a GPU stays on the CPU.
         settings = tf1.ConfigProto(allow_soft_placement=True)
         self._session = tf1.Session(graph=self._graph, config=settings)
         try:
-            with self._graph.as_default(), tf1.device(lambda op: places.get(op.name, op.device)):
+            with self._graph.as_default():
                 loaded = tf1.saved_model.load(self._session, tags, self.path)
         except BaseException:
             self.close()
@@ -112,22 +108,18 @@ class Predictor:
 
 def load_exported(
     path: str | bytes | os.PathLike[str],
-    devices: Sequence[str] | int | None = None,
     tags: Iterable[str] | str = (tf.saved_model.SERVING,),
 ) -> Predictor:
     """Loads a SavedModel; see `Predictor`."""
-    return Predictor(path, devices, tags)
+    return Predictor(path, tags)
 
 
-def _meta_graph(path: str, tags: set[str]) -> tf1.MetaGraphDef:
-    meta_graphs = export.read(path).meta_graphs
-    for meta_graph in meta_graphs:
-        if set(meta_graph.meta_info_def.tags) == tags:
-            return meta_graph
-    listed = [sorted(meta_graph.meta_info_def.tags) for meta_graph in meta_graphs]
-    raise ValueError(
-        f"{path} has graphs with the tags {listed}; got {sorted(tags)}. Name the tags of one."
-    )
+def _require_tags(path: str, tags: set[str]) -> None:
+    listed = [sorted(graph.meta_info_def.tags) for graph in export.read(path).meta_graphs]
+    if sorted(tags) not in listed:
+        raise ValueError(
+            f"{path} has graphs with the tags {listed}; got {sorted(tags)}. Name the tags of one."
+        )
 
 
 def _require_inputs(given: Mapping[str, Any], wanted: Mapping[str, Any], signature: str) -> None:

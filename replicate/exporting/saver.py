@@ -6,12 +6,12 @@ here the spec gets a Saver that takes out what belongs to the exporting machine.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.exporting import portable
 from replicate.graph import operations
 
 
@@ -19,12 +19,10 @@ class PortableSaver:
     """A Saver whose MetaGraphDef any machine can load; in all else, the Saver it wraps.
 
     Args:
-        worker_devices: The towers' devices.
         saver: Returns the Saver that does the work; asked on first use, and once.
     """
 
-    def __init__(self, worker_devices: Sequence[str], saver: Callable[[], tf1.train.Saver]):
-        self._worker_devices = tuple(worker_devices)
+    def __init__(self, saver: Callable[[], tf1.train.Saver]):
         self._make = saver
 
     @functools.cached_property
@@ -38,25 +36,23 @@ class PortableSaver:
         return getattr(self.wrapped, name)
 
     def export_meta_graph(self, *args: Any, **kwargs: Any) -> tf1.MetaGraphDef:
-        """Returns a MetaGraphDef without devices and absolute paths."""
+        """Returns a MetaGraphDef without devices, in functions as well."""
         meta_graph = self.wrapped.export_meta_graph(*args, **kwargs)
-        portable.strip_devices(meta_graph, self._worker_devices)
-        portable.name_assets(meta_graph)
+        graph_def = meta_graph.graph_def
+        inner = (function.node_def for function in graph_def.library.function)
+        for node in itertools.chain(graph_def.node, *inner):
+            node.device = ""
         return meta_graph
 
 
 def make_exportable(
-    spec: types.EstimatorSpec,
-    given: types.Nest,
-    worker_devices: Sequence[str],
-    config: types.RunConfig | None,
+    spec: types.EstimatorSpec, given: types.Nest, config: types.RunConfig | None
 ) -> types.EstimatorSpec:
     """Returns the spec with a scaffold whose Saver exports a graph for any machine.
 
     Args:
         spec: An EstimatorSpec.
         given: Features and labels that the model was built on.
-        worker_devices: The towers' devices; none: no tower can be placed again.
         config: The RunConfig, or None.
     """
     scaffold, own = spec.scaffold, spec.scaffold.saver
@@ -67,7 +63,7 @@ def make_exportable(
     if spec.mode == types.PREDICT:
         spec = spec._replace(train_op=None)
     make = functools.partial(_default_saver, config) if own is None else lambda: own
-    return spec._replace(scaffold=_with_saver(scaffold, PortableSaver(worker_devices, make)))
+    return spec._replace(scaffold=_with_saver(scaffold, PortableSaver(make)))
 
 
 def _with_saver(scaffold: tf1.train.Scaffold, saver: PortableSaver) -> tf1.train.Scaffold:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from replicate import types
-from replicate.compat import generators, keras
+from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base, context
 from replicate.training import by_hand
@@ -198,7 +198,7 @@ def entered(share: context.Share) -> Iterator[None]:
         keras.output_names(_is_of_batch),
         keras.without_strategies(_is_of_whole_batch),
         keras.asking_before_keras_3(_refuse_keras_3),
-        generators.drawing_as_one_device(_is_of_whole_batch),
+        keras.drawing_as_one_device(_is_of_whole_batch),
     ):
         yield
 

@@ -1,7 +1,8 @@
 """The optimizer of an `optimizer_fn`, and what those of the model_fn leave behind beside it."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
@@ -28,18 +29,19 @@ def made_by(optimizer_fn: types.OptimizerFn, params: object) -> tf1.train.Optimi
     Raises:
         TypeError: If it returned something else.
     """
-    made = optimizer_fn(**arguments(optimizer_fn, params))
+    made = optimizer_fn(**arguments(optimizer_fn, {"params": params}))
     made = tower_optimizer.required(made, "optimizer_fn")
     return made.optimizer if isinstance(made, tower_optimizer.TowerOptimizer) else made
 
 
-def arguments(optimizer_fn: types.OptimizerFn, params: object) -> dict[str, object]:
-    """Returns what an optimizer_fn is called with: params, if it names them."""
+def arguments(function: types.Function, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of some arguments that a function names and has not been given."""
     try:
-        names = inspect.signature(optimizer_fn).parameters
+        names = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin that hides its signature
         return {}
-    return {"params": params} if "params" in names else {}
+    bound = getattr(function, "keywords", {})  # of a functools.partial
+    return {name: one for name, one in offered.items() if name in names and name not in bound}
 
 
 def forget_unused(specs: Sequence[types.EstimatorSpec], runs: Sequence[types.Fetch]) -> None:

@@ -1,17 +1,11 @@
 """`verify`: the same batches through one device and through K towers."""
 
-import collections
-import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from replicate import types
-from replicate.compat.tensorflow import tf, tf1
 from replicate.console import messages
 from replicate.verification import inputs, judgement, measures, races, runs, subjects
 
@@ -82,38 +76,26 @@ def verify(
     repeats = options.get("accumulate_steps", 1)
     with tempfile.TemporaryDirectory() as model_dir:
         config = subjects.run_config(config, model_dir)
-        subject = subjects.Subject(model_fn, optimizer_fn, params, config)
-        sides = subjects.sides(subject, devices, options, workers)
-        session_config = subjects.session_config(config)
-        offered = {"params": params, "config": config, "mode": types.TRAIN}
-        form, batches = inputs.read(input_fn, offered, steps * repeats, session_config)
-        rounds = inputs.rounds(batches, len(workers), repeats)
+        given = {"params": params, "config": config}
+        sides = subjects.sides(model_fn, optimizer_fn, devices, options, workers, **given)
+        settings, offered = config.session_config, {**given, "mode": types.TRAIN}
+        form, batches = inputs.read(input_fn, offered, steps * repeats, settings)
+        rounds = inputs.rounds(form, batches, len(workers), repeats, settings)
         start: runs.Values = {}
-        modes = {mode: _Mode(mode, sides, form, session_config, start) for mode in MODES}
-        total = len(modes) * len(rounds)
-        for i, (mode, one_round) in enumerate(itertools.product(modes.values(), rounds)):
+        modes = [_Mode(mode, sides, form, config, start) for mode in MODES]
+        for i, (mode, one_round) in enumerate(itertools.product(modes, rounds)):
             mode.compare(one_round)
-            watch(i + 1, total)
-    sizes = dict.fromkeys(inputs.row_count(batch) for one in rounds for batch in one.batches)
-    notes = [note for mode in modes.values() for note in mode.notes]
+            watch(i + 1, len(modes) * len(rounds))
+    sizes = dict.fromkeys(batch.row_count for one in rounds for batch in one.batches)
+    notes = [note for mode in modes for note in mode.notes]
     if len(workers) == 1:
         notes.append("There is one tower: nothing is split. Name more devices.")
-    rows = _judged(modes, sides)
-    return judgement.Verification(rows, workers, tuple(sizes), tuple(judgement.once(notes)))
-
-
-def _judged(modes: dict[str, "_Mode"], sides: subjects.Sides) -> tuple[judgement.Row, ...]:
-    """Judges what was measured in all modes.
-
-    Raises:
-        Exception: What one device raised first, where it could do nothing.
-    """
-    measured = [one for mode in modes.values() for one in mode.measures]
-    lacking = {name: mode for name, mode in modes.items() if not mode.measures}
-    failed = {name: mode.error for name, mode in lacking.items() if mode.error is not None}
+    measured = [one for mode in modes for one in mode.measures]
+    failed = {mode.mode: mode.error for mode in modes if mode.error and not mode.measures}
     if not measured:
         raise next(iter(failed.values()))
-    return judgement.judge(measured, failed, sides)
+    rows = judgement.judge(measured, failed, sides)
+    return judgement.Verification(rows, workers, tuple(sizes), tuple(dict.fromkeys(notes)))
 
 
 class _Mode:
@@ -123,10 +105,11 @@ class _Mode:
         mode: The mode key.
         sides: One device and the towers.
         form: Of the batches.
-        session_config: Of the sessions.
+        config: The RunConfig.
         start: Values that variables start from; the first run adds to it.
 
     Attributes:
+        mode: The mode key.
         measures: What was measured so far.
         notes: What else there is to know about this mode.
         error: What one device raised first; None where it never did.
@@ -137,11 +120,11 @@ class _Mode:
         mode: str,
         sides: subjects.Sides,
         form: inputs.Form,
-        session_config: tf1.ConfigProto,
+        config: types.RunConfig,
         start: runs.Values,
     ):
-        self._mode, self._sides, self._form = mode, sides, form
-        self._session_config, self._start = session_config, start
+        self.mode = mode
+        self._sides, self._form, self._config, self._start = sides, form, config, start
         self._built: dict[tuple[str, int | None], runs.Built] = {}
         self.measures: list[measures.Measure] = []
         self.notes: list[str] = []
@@ -157,102 +140,85 @@ class _Mode:
             Exception: What the model raises in training, where there are labels: then it should
                 train.
         """
-        row_count = inputs.row_count(one_round.batches[0])
         try:
-            one = self._one_device(row_count)
+            one = self._one_device(one_round.batches[0].row_count)
             outcomes = one.run(one_round.batches, self._start)
         except Exception as e:  # whatever a model raises that lacks this mode
-            if self._mode == types.TRAIN and not self.measures and self._form.has_labels():
+            if self.mode == types.TRAIN and not self.measures and self._form.has_labels():
                 raise
             if self.error is None:
                 self.error = e
                 self._note_failure(one_round, "one device raises", e)
             return
         try:
-            replicated = self._build("towers", row_count)
+            replicated = self._build("towers", one_round.batches[0].row_count)
             towers = replicated.run(one_round.batches, self._start)
         except Exception as e:  # noqa: BLE001 - whatever a model raises when it is replicated
             self.measures += self._faults(one_round, outcomes, e)
             return
-        drawing = one.drawing()
-        is_random, opened = self._random_keys(one, drawing), _opened(one, replicated)
-        repeated = self._repeated(one, one_round, bool(drawing))
-
-        def measured() -> list[measures.Measure]:
-            found: list[measures.Measure] = []
-            for i, outcome in enumerate(outcomes):
-                noisy = functools.partial(repeated.after, i)
-                place = _place(one_round, i)
-                found += _measures(place, outcome, towers[i], noisy, is_random)
-            return list(map(opened.marked, found))
-
-        found = measured()
-        noises = measures.Noises([*self.measures, *found])
-        if any(not one.fault and noises.counts(one) for one in found):
-            self._round(one, one_round, repeated, _MORE_REPEATS)
-            found = measured()
-        self.measures += found
+        mark = _marking(one, replicated, self._random_keys(one))
+        repeated = self._repeated(one, one_round)
+        measured = [mark(each) for each in _measured(one_round, outcomes, towers, repeated)]
+        noises = measures.Noises([*self.measures, *measured])
+        if any(not each.fault and noises.counts(each) for each in measured):
+            self._round(repeated, one, one_round, _MORE_REPEATS)
+            measured = [mark(each) for each in _measured(one_round, outcomes, towers, repeated)]
+        self.measures += measured
 
     def _build(self, side: str, row_count: int) -> runs.Built:
         """Builds a side of the model, once for each batch size that its graph knows."""
         key = (side, row_count if self._form.is_static() else None)
         if key not in self._built:
-            build, config = getattr(self._sides, side), self._session_config
+            build, settings = getattr(self._sides, side), self._config.session_config
             is_one = side != "towers"
-            self._built[key] = runs.Built(build, self._form, row_count, self._mode, config, is_one)
+            made = runs.Built(build, self._form, row_count, self.mode, settings, is_one)
+            self._built[key] = made
         return self._built[key]
 
     def _one_device(self, row_count: int) -> runs.Built:
         """Returns what the towers are compared with."""
-        if self._mode != types.TRAIN or not self._sides.is_through_replication:
-            one = self._build("one", row_count)
-            names = self._names("towers", row_count)
-            is_same = names in (None, one.variable_names)
-            if is_same or self._names("alone", row_count) != names:
+        one = self._build("one", row_count)
+        if self.mode != types.TRAIN:
+            return one
+        if not self._sides.is_through_replication:
+            try:
+                names = self._build("towers", row_count).variable_names
+            except Exception:  # noqa: BLE001 - told where the towers are run
                 return one
-        self._note(_ALONE)
+            if names == one.variable_names:
+                return one
+        self.notes.append(_ALONE)
         return self._build("alone", row_count)
 
-    def _names(self, side: str, row_count: int) -> frozenset[str] | None:
-        """Returns the names of a side's variables; None where it cannot be built."""
-        try:
-            return self._build(side, row_count).variable_names
-        except Exception:  # noqa: BLE001 - told where the side is run
-            return None
-
-    def _repeated(self, one: runs.Built, one_round: inputs.Round, draws: bool) -> "_Repeated":
+    def _repeated(self, one: runs.Built, one_round: inputs.Round) -> "_Repeated":
         """Runs one device so that noise alone makes other values.
 
         The rows are in other orders, unless each is drawn numbers for; or weights are rounded
-        otherwise, in each precision in which values are computed.
+        otherwise, in the precision in which values are computed.
         """
-        reordered = []
-        for orders in () if draws else _orders(one_round):
-            pairs = zip(one_round.batches, orders, strict=True)
-            batches = [[inputs.take(leaf, order) for leaf in batch] for batch, order in pairs]
-            reordered.append((one.run(batches, self._start), orders))
-        repeated = _Repeated(reordered, collections.defaultdict(list), one.precisions())
-        self._round(one, one_round, repeated, _REPEATS)
+        orders = [] if one.drawing else one_round.reordered
+        reordered = [(one.run(batches, self._start), order) for batches, order in orders]
+        repeated = _Repeated(reordered, [], one.precision)
+        self._round(repeated, one, one_round, _REPEATS)
         return repeated
 
     def _round(
-        self, one: runs.Built, one_round: inputs.Round, repeated: "_Repeated", number: int
+        self, repeated: "_Repeated", one: runs.Built, one_round: inputs.Round, number: int
     ) -> None:
-        """Runs one device from more weights that are rounded otherwise, in each precision."""
-        for least in sorted(set(repeated.computed.values())):
-            found = repeated.rounded[least]
-            for seed in range(len(found), len(found) + number):
-                start = measures.rounded_otherwise(self._start, seed, least)
-                found.append(one.run(one_round.batches, start))
+        """Runs one device from more weights that are rounded otherwise."""
+        for _ in range(number):
+            seed = len(repeated.rounded)
+            start = measures.rounded_otherwise(self._start, seed, repeated.computed)
+            repeated.rounded.append(one.run(one_round.batches, start))
 
-    def _random_keys(self, one: runs.Built, drawing: list[tf.Operation]) -> set[runs.Key]:
+    def _random_keys(self, one: runs.Built) -> set[runs.Key]:
         """Returns what depends on random numbers that towers draw for themselves."""
         is_split = self._sides.is_split
-        found = set() if is_split else one.reached_from(drawing)
-        if drawing and (found or is_split):
-            names = ", ".join(op.name for op in drawing[:_SHOWN])
-            more = ", ..." if len(drawing) > _SHOWN else ""
-            self._note((_DRAWN if is_split else _RANDOM).format(names=names + more))
+        found = set() if is_split else one.reached_from(one.drawing)
+        if one.drawing and (found or is_split):
+            names = ", ".join(op.name for op in one.drawing[:_SHOWN])
+            more = ", ..." if len(one.drawing) > _SHOWN else ""
+            self.notes.append((_DRAWN if is_split else _RANDOM).format(names=names + more))
         return found
 
     def _faults(
@@ -263,16 +229,13 @@ class _Mode:
             self._note_failure(one_round, "the towers raise", error)
         fault = f"the towers raise {type(error).__name__}"
         for what in dict.fromkeys(key.what for key in outcomes[-1]):
-            yield measures.failed(runs.Key(what, self._mode), _place(one_round, 0), fault)
+            key = runs.Key(what, self.mode)
+            yield measures.Measure(key, _place(one_round.batches, 0), fault=fault)
 
     def _note_failure(self, one_round: inputs.Round, who: str, error: Exception) -> None:
-        mode = runs.MODE_NAMES[self._mode]
+        mode = runs.MODE_NAMES[self.mode]
         told = f"{type(error).__name__}: {messages.first_lines(error).rstrip('.')}"
-        self._note(f"In {mode}, with batches {one_round.label}, {who} {told}.")
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        self.notes.append(f"In {mode}, with batches {one_round.label}, {who} {told}.")
 
 
 class _Repeated(NamedTuple):
@@ -280,87 +243,65 @@ class _Repeated(NamedTuple):
 
     Attributes:
         reordered: What came out of each batch with its rows in another order, and the orders.
-        rounded: What came out of each batch from weights that are rounded otherwise, by how
-            much at least.
-        computed: The precisions in which values are computed, as `runs.Built.precisions`.
+        rounded: What came out of each batch from weights that are rounded otherwise.
+        computed: The ε of the precision in which values are computed; 0: that of variables.
     """
 
-    reordered: list[tuple[list[runs.Outcome], list[npt.NDArray[Any]]]]
-    rounded: dict[float, list[list[runs.Outcome]]]
-    computed: dict[runs.Key, float]
+    reordered: list[tuple[list[runs.Outcome], list[Any]]]
+    rounded: list[list[runs.Outcome]]
+    computed: float
 
     def after(self, i: int, key: runs.Key) -> measures.Noisy:
         """Returns one value after batch i."""
-        computed = self.computed[key]
         return measures.Noisy(
             [(outcomes[i][key], orders[i]) for outcomes, orders in self.reordered],
-            [outcomes[i][key] for outcomes in self.rounded[computed]],
-            computed,
+            [outcomes[i][key] for outcomes in self.rounded],
+            self.computed,
         )
 
 
-class _Opened(NamedTuple):
-    """What depends on an order that the model leaves open.
-
-    Attributes:
-        races: What is open.
-        keys: What depends on it.
-        left: What of that cannot be compared: both sides were not given the same order.
-    """
-
-    races: tuple[races.Race, ...]
-    keys: set[runs.Key]
-    left: set[runs.Key]
-
-    def marked(self, measure: measures.Measure) -> measures.Measure:
-        """Returns a measure with what the model leaves open of it."""
-        if measure.key not in self.keys:
-            return measure
-        return measure._replace(opened=self.races, is_open=measure.key in self.left)
+def _measured(
+    one_round: inputs.Round,
+    outcomes: Sequence[runs.Outcome],
+    towers: Sequence[runs.Outcome],
+    repeated: _Repeated,
+) -> Iterator[measures.Measure]:
+    """Measures all values of all batches of a round."""
+    for i, (one, others) in enumerate(zip(outcomes, towers, strict=True)):
+        place = _place(one_round.batches, i)
+        for key in one | others:
+            if key not in others:
+                yield measures.Measure(key, place, fault=f"the towers have no {key.name}")
+            elif key not in one:
+                yield measures.Measure(key, place, fault=f"only the towers have {key.name}")
+            else:
+                yield measures.measure(key, place, one[key], others[key], repeated.after(i, key))
 
 
-def _opened(one: runs.Built, towers: runs.Built) -> _Opened:
-    """Returns what depends on an order that the model leaves open.
+def _place(batches: Sequence[inputs.Batch], i: int) -> str:
+    count = batches[i].row_count
+    return f"batch {i + 1} of {count} row{'' if count == 1 else 's'}"
+
+
+def _marking(
+    one: runs.Built, towers: runs.Built, random: set[runs.Key]
+) -> Callable[[measures.Measure], measures.Measure]:
+    """Returns what marks measures by what their values depend on.
 
     Args:
         one: One device.
         towers: The towers, which read first as well, unless nothing is split there.
+        random: What depends on random numbers of towers.
     """
     left = [race for race in one.races if towers.races or not race.is_settled]
-    keys, is_open = (
-        one.reached_from([source for race in found for source in race.sources()])
-        for found in (one.races, left)
-    )
-    return _Opened(tuple(one.races), keys, is_open)
+    opened, is_open = (one.reached_from(map(races.Race.source, each)) for each in (one.races, left))
 
+    def mark(measure: measures.Measure) -> measures.Measure:
+        key, found = measure.key, tuple(one.races)
+        if measure.fault:
+            return measure
+        return measure._replace(
+            is_random=key in random, opened=found if key in opened else (), is_open=key in is_open
+        )
 
-def _orders(one_round: inputs.Round) -> Iterator[list[npt.NDArray[Any]]]:
-    """Yields other orders of the rows of each batch: the reverse, and a drawn one."""
-    counts = list(map(inputs.row_count, one_round.batches))
-    yield [np.arange(count)[::-1] for count in counts]
-    drawn = np.random.RandomState(0)
-    yield [drawn.permutation(count) for count in counts]
-
-
-def _place(one_round: inputs.Round, i: int) -> str:
-    count = inputs.row_count(one_round.batches[i])
-    return f"batch {i + 1} of {count} row{'' if count == 1 else 's'}"
-
-
-def _measures(
-    place: str,
-    one: runs.Outcome,
-    towers: runs.Outcome,
-    noisy: Callable[[runs.Key], measures.Noisy],
-    is_random: set[runs.Key],
-) -> Iterator[measures.Measure]:
-    """Measures all values of one batch."""
-    for key, value in one.items():
-        if key in towers:
-            random = key in is_random
-            yield measures.measure(key, place, value, towers[key], noisy(key), random)
-        else:
-            yield measures.failed(key, place, f"the towers have no {key.name}")
-    for key in towers:
-        if key not in one:
-            yield measures.failed(key, place, f"only the towers have {key.name}")
+    return mark

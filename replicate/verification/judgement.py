@@ -1,8 +1,9 @@
 """From measures to verdicts, and verdicts as rows of a table."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from replicate import types
@@ -30,13 +31,10 @@ _OF_LOSSES: dict[types.Reduction, str] = {
         "rows. A penalty on weights counts once in each tower."
     ),
 }
-_OF_UPDATE_OPS = (
-    'UPDATE_OPS see the rows of the first tower; with update_ops="mean" batch statistics are '
-    "averaged over all towers."
-)
 _OF_ROWS = (
-    "A tower sees only its own rows, also in batch normalisation, Python functions and losses over "
-    'all rows. With tower_building="split" the model sees all of them.'
+    "A tower sees only its own rows, also in batch normalisation (averaged over all towers with "
+    'update_ops="mean"), Python functions and losses over all rows. With tower_building="split" '
+    "the model sees all of them."
 )
 _OF_ORDER = (
     "Values that depend on order change as much on one device if its rows come in another order, "
@@ -106,17 +104,11 @@ class Verification:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all of it as plain data for JSON; what is infinite becomes a text."""
-        rows = [
-            {name: _plain(value) for name, value in dataclasses.asdict(row).items()}
-            for row in self.rows
-        ]
-        return {
-            "holds": self.holds,
-            "devices": list(self.devices),
-            "batch_sizes": list(self.batch_sizes),
-            "rows": rows,
-            "notes": list(self.notes),
-        }
+        plain = dataclasses.asdict(self)
+        for row, name in itertools.product(plain["rows"], ("difference", "noise")):
+            if row[name] is not None and not math.isfinite(row[name]):
+                row[name] = str(row[name])
+        return {"holds": self.holds, **plain}
 
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.batch_sizes))
@@ -124,30 +116,21 @@ class Verification:
         head = f"{count} tower{'' if count == 1 else 's'} ({', '.join(self.devices)})"
         lines = [f"{head} beside one device, on batches of {sizes} rows", ""]
         lines += _table(self.rows)
-        remarks = once([*(text for row in self.rows for text in row.explanations), *self.notes])
+        texts = (*(text for row in self.rows for text in row.explanations), *self.notes)
+        remarks = dict.fromkeys(texts)
         lines += ["", *(f"* {text}" for text in remarks)] if remarks else []
         return "\n".join([*lines, "", self._conclusion()])
 
     def _conclusion(self) -> str:
+        def listed(*verdicts: str) -> str:
+            return ", ".join(row.what for row in self.rows if row.verdict in verdicts)
+
         if not self.holds:
-            differing = [row.what for row in self.rows if row.verdict == DIFFERS]
-            return f"The towers do not give what one device gives: {', '.join(differing)}."
-        untold = [row.what for row in self.rows if row.verdict in (ORDER, RANDOM, ROUNDING)]
-        left_out = f"; {', '.join(untold)} cannot be compared" if untold else ""
-        left_open = [row.what for row in self.rows if row.verdict == OPEN]
-        left_out += f"; {', '.join(left_open)}: open in the model" if left_open else ""
+            return f"The towers do not give what one device gives: {listed(DIFFERS)}."
+        untold, left_open = listed(ORDER, RANDOM, ROUNDING), listed(OPEN)
+        left_out = f"; {untold} cannot be compared" if untold else ""
+        left_out += f"; {left_open}: open in the model" if left_open else ""
         return f"The towers give what one device gives{left_out}."
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def once(texts: Iterable[str]) -> list[str]:
-    """Returns texts in their order, each once."""
-    return list(dict.fromkeys(texts))
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
@@ -204,22 +187,21 @@ def _judge(
     wrong = [one for one in differing if sides.is_split or not noises.depends_on_order(one)]
     if wrong:
         worst = max(wrong, key=noises.excess)
-        row = _row(DIFFERS, worst, noises, _where(wrong, compared, worst))
         is_explained = not all(one.fault for one in wrong)
-        texts = _explanations(row.what, sides) if is_explained else ()
-        return dataclasses.replace(row, explanations=tuple(texts))
+        texts = _explanations(worst.key.what, sides) if is_explained else ()
+        return _row(DIFFERS, worst, noises, _where(wrong, compared, worst), *texts)
     opened = [one for one in found if one.opened]
     if opened:
         return _open(compared, opened, noises)
-    rounded = list(filter(noises.depends_on_rounding, compared))
+    rounded = [one for one in compared if noises.depends_on_rounding(one)]
     for verdict, changed, why in (
         (ORDER, differing, _OF_ORDER),
         (ROUNDING, rounded, _OF_ROUNDING),
     ):
         if changed:
             worst = max(changed, key=lambda one: one.difference)
-            row = _row(verdict, worst, noises, _listed(changed))
-            return dataclasses.replace(row, explanations=(why,))
+            names = _some(list(dict.fromkeys(one.key.name for one in changed)))
+            return _row(verdict, worst, noises, names, why)
     return _row(EQUAL, max(compared, key=noises.excess), noises, _exceptions(found))
 
 
@@ -232,13 +214,20 @@ def _open(
     found: dict[str, list[races.Race]] = {}
     for race in dict.fromkeys(race for one in opened for race in one.opened):
         found.setdefault(race.variable.name, []).append(race)
-    names = list(found)
     is_compared = any(one.is_compared for one in opened)
-    told = tuple(_told(name, found[name], is_compared) for name in names[:_SHOWN])
+    texts = (_told(*each, is_compared) for each in list(found.items())[:_SHOWN])
     if not compared:
-        return Row(opened[0].key.what, OPEN, detail=_some(names), explanations=told)
-    row = _row(OPEN, max(compared, key=noises.excess), noises, _some(names))
-    return dataclasses.replace(row, explanations=told)
+        what = opened[0].key.what
+        return Row(what, OPEN, detail=_some(list(found)), explanations=tuple(texts))
+    return _row(OPEN, max(compared, key=noises.excess), noises, _some(list(found)), *texts)
+
+
+def _row(
+    verdict: str, worst: measures.Measure, noises: measures.Noises, detail: str, *texts: str
+) -> Row:
+    what, name = worst.key
+    noise = noises.of(worst)
+    return Row(what, verdict, worst.difference, noise, name, worst.place, detail, texts)
 
 
 def _told(name: str, found: Sequence[races.Race], is_compared: bool) -> str:
@@ -256,11 +245,6 @@ def _told(name: str, found: Sequence[races.Race], is_compared: bool) -> str:
     )
 
 
-def _row(verdict: str, worst: measures.Measure, noises: measures.Noises, detail: str) -> Row:
-    what, name = worst.key
-    return Row(what, verdict, worst.difference, noises.of(worst), name, worst.place, detail)
-
-
 def _explanations(what: str, sides: subjects.Sides) -> Iterator[str]:
     """Yields what is known to make a kind of value differ."""
     if sides.is_split:
@@ -268,26 +252,22 @@ def _explanations(what: str, sides: subjects.Sides) -> Iterator[str]:
         return
     if what in (runs.LOSS, runs.WEIGHTS, runs.SLOTS):
         yield _OF_LOSSES[sides.reduction]
-    if what == runs.OTHERS and sides.update_ops == "first":
-        yield _OF_UPDATE_OPS
     yield _OF_ROWS
 
 
 def _why_none(what: str, failed: Mapping[str, Exception]) -> str:
     """Says why nothing of a kind was compared."""
-    errors = [error for mode, error in failed.items() if what in runs.OF_MODE[mode]]
-    if not errors:
-        return "the model_fn has none"
-    return f"one device raises {', '.join(once(type(error).__name__ for error in errors))}"
+    errors = (error for mode, error in failed.items() if what in runs.OF_MODE[mode])
+    names = ", ".join(dict.fromkeys(type(error).__name__ for error in errors))
+    return f"one device raises {names}" if names else "the model_fn has none"
 
 
 def _exceptions(found: Sequence[measures.Measure]) -> str:
     """Says what is left out, or what the order of rows matters to."""
-    count = sum(one.is_random for one in found)
-    if count:
-        return f"{count} of {len(found)} values depend on random numbers"
-    count = sum(one.order > 0 for one in found)
-    return f"{count} of {len(found)} values depend on the order of rows" if count else ""
+    random, ordered = (sum(one.is_random for one in found), sum(one.order > 0 for one in found))
+    if random:
+        return f"{random} of {len(found)} values depend on random numbers"
+    return f"{ordered} of {len(found)} values depend on the order of rows" if ordered else ""
 
 
 def _where(
@@ -301,10 +281,6 @@ def _where(
     count, of = (len({one.key.name for one in measured}) for measured in (wrong, compared))
     most = f"{worst.key.name} ({worst.place})"
     return most if of == 1 else f"{count} of {of}, most in {most}"
-
-
-def _listed(found: Sequence[measures.Measure]) -> str:
-    return _some(once(one.key.name for one in found))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -17,13 +17,13 @@ dtype from 1 to the next number. Whole numbers, truths and texts have ε = 0.
 import collections
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
-from replicate.verification import precisions, races, runs
+from replicate.verification import races, runs
 
 NOISE = 16.0
 FLOOR = 256.0
@@ -41,7 +41,7 @@ class Noisy(NamedTuple):
     Attributes:
         reordered: With the rows in other orders, and these orders.
         rounded: From weights that are rounded otherwise.
-        computed: The ε of the precision in which it is computed, if that is known.
+        computed: The ε of the precision in which it is computed, if that is coarser than its own.
     """
 
     reordered: Sequence[tuple[runs.Quantity, npt.NDArray[Any]]]
@@ -60,9 +60,9 @@ class Measure(NamedTuple):
         order: The largest one between one device and itself with the rows in another order,
             where that matters to the value; else 0.
         scale: s, the largest number on one device.
-        rounding: ε · m.
         epsilon: ε.
-        computed: See `Noisy`.
+        rounding: ε · m.
+        reassociated: The most that additions in another order make of it.
         is_random: Whether it depends on random numbers, or on what does, and is left out.
         fault: What makes the values incomparable; empty where they can be compared.
         opened: What the model leaves open, if the value depends on that.
@@ -71,13 +71,13 @@ class Measure(NamedTuple):
 
     key: runs.Key
     place: str
-    difference: float
+    difference: float = math.inf
     noise: float = 0.0
     order: float = 0.0
     scale: float = 0.0
-    rounding: float = 0.0
     epsilon: float = 0.0
-    computed: float = 0.0
+    rounding: float = 0.0
+    reassociated: float = 0.0
     is_random: bool = False
     fault: str = ""
     opened: tuple[races.Race, ...] = ()
@@ -89,18 +89,8 @@ class Measure(NamedTuple):
         return not self.is_random and not self.is_open
 
 
-def failed(key: runs.Key, place: str, fault: str) -> Measure:
-    """Returns the measure of a value that only one side has."""
-    return Measure(key, place, math.inf, fault=fault)
-
-
 def measure(
-    key: runs.Key,
-    place: str,
-    one: runs.Quantity,
-    towers: runs.Quantity,
-    noisy: Noisy,
-    is_random: bool,
+    key: runs.Key, place: str, one: runs.Quantity, towers: runs.Quantity, noisy: Noisy
 ) -> Measure:
     """Measures one value after one batch.
 
@@ -110,25 +100,23 @@ def measure(
         one: On one device.
         towers: On K towers, with all copies.
         noisy: On one device, once more.
-        is_random: Whether it depends on random numbers.
     """
     value = one.copies[0]
     least, size = epsilon(value), scale(value)
+    reassociated = max(least * ORDER, noisy.computed * COMPUTED) * size
     by_order = [_apart(key, value, other.copies[0], order) for other, order in noisy.reordered]
     by_rounding = [difference(value, other.copies[0]) for other in noisy.rounded]
     order = max(by_order, default=0.0)
-    is_ordered = order > _reassociated(least, noisy.computed) * size
     return Measure(
         key,
         place,
         difference=max(difference(value, copy) for copy in towers.copies),
-        noise=max([*by_rounding, 0.0 if is_ordered else order]),
-        order=order if is_ordered else 0.0,
+        noise=max([*by_rounding, order if order <= reassociated else 0.0]),
+        order=order if order > reassociated else 0.0,
         scale=size,
-        rounding=least * one.magnitude,
         epsilon=least,
-        computed=noisy.computed,
-        is_random=is_random,
+        rounding=least * one.magnitude,
+        reassociated=reassociated,
     )
 
 
@@ -144,14 +132,6 @@ def _apart(
     return apart
 
 
-def _reassociated(least: float, computed: float) -> float:
-    """Returns the most that additions in another order make of a value, as a part of s."""
-    return max(least * ORDER, computed * COMPUTED)
-
-
-_Largest: TypeAlias = collections.defaultdict[Any, float]
-
-
 class Noises:
     """The noise of all batches, joined.
 
@@ -160,13 +140,10 @@ class Noises:
     """
 
     def __init__(self, measures: Iterable[Measure]):
-        self._relative: _Largest = collections.defaultdict(
-            float
-        )  # of each key, as a part of the scale
-        self._orders: _Largest = collections.defaultdict(
-            float
-        )  # likewise, what the order of rows makes
-        self._scales: _Largest = collections.defaultdict(float)  # S of each kind
+        # The largest of each key, as a part of the scale: by noise, and by the order of rows.
+        self._relative: dict[runs.Key, float] = collections.defaultdict(float)
+        self._orders: dict[runs.Key, float] = collections.defaultdict(float)
+        self._scales: dict[str, float] = collections.defaultdict(float)  # S of each kind
         for one in measures:
             if one.is_compared and not one.fault and one.scale:
                 key, what = one.key, one.key.what
@@ -180,38 +157,34 @@ class Noises:
 
     def allowed(self, measure: Measure) -> float:
         """Returns the largest difference that does not count."""
-        return NOISE * self.of(measure) + self.floor(measure)
+        return NOISE * self.of(measure) + self._floor(measure)
 
-    def floor(self, measure: Measure) -> float:
+    def _floor(self, measure: Measure) -> float:
         """Returns the largest difference that does not count where nothing makes noise."""
         floor = FLOOR * measure.scale + OF_KIND * self._scales[measure.key.what]
         return measure.epsilon * floor + ROUNDING * measure.rounding
 
     def counts(self, measure: Measure) -> bool:
         """Whether a difference is one."""
-        if measure.fault:
-            return True
         return measure.is_compared and measure.difference > self.allowed(measure)
 
     def excess(self, measure: Measure) -> float:
         """Returns how often a difference is as large as is allowed, to be compared."""
         allowed = self.allowed(measure)
-        if measure.fault:
-            return math.inf
         return measure.difference / allowed if allowed else measure.difference
 
     def depends_on_order(self, measure: Measure) -> bool:
         """Whether another order of the rows makes as much of a difference."""
         order = max(measure.order, self._orders[measure.key] * measure.scale)
-        return not measure.fault and measure.difference <= NOISE * order + self.floor(measure)
+        return measure.difference <= NOISE * order + self._floor(measure)
 
     def depends_on_rounding(self, measure: Measure) -> bool:
         """Whether weights that are rounded otherwise make more than reassociation does.
 
         What cancels to a rest within the floor is all rounding, and is as it should be.
         """
-        most = _reassociated(measure.epsilon, measure.computed) * measure.scale
-        return self.of(measure) > most and measure.difference > self.floor(measure)
+        is_more = self.of(measure) > measure.reassociated
+        return is_more and measure.difference > self._floor(measure)
 
 
 # Arrays.
@@ -239,7 +212,7 @@ def rounded_otherwise(start: runs.Values, seed: int, computed: float = 0.0) -> r
 
 def epsilon(value: npt.NDArray[Any]) -> float:
     """Returns ε of a value's dtype, 0 where it is no floating one."""
-    return precisions.epsilon(tf.as_dtype(value.dtype))
+    return runs.epsilon(tf.as_dtype(value.dtype))
 
 
 def scale(value: npt.NDArray[Any]) -> float:

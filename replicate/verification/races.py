@@ -8,21 +8,16 @@ and of a loop's uses only those within one turn are told apart.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from replicate import types
-from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 from replicate.splitting.structure import definitions, effects, kinds, loops, order
 
-_VARIABLES = ("TemporaryVariable", "VarHandleOp", "Variable", "VariableV2")
-_CONTROL_FLOW = (*kinds.ENTERS, *kinds.EXITS, *kinds.MERGES, *kinds.SWITCHES, *kinds.WAYS_BACK)
-_PASSING = frozenset((*_CONTROL_FLOW, "Identity", "IdentityN", "RefIdentity"))
 _ADDING = frozenset(
-    """AssignAdd AssignAddVariableOp AssignSub AssignSubVariableOp ApplyGradientDescent
-    ResourceApplyGradientDescent ResourceScatterAdd ResourceScatterNdAdd ResourceScatterNdSub
-    ResourceScatterSub ScatterAdd ScatterNdAdd ScatterNdSub ScatterSub""".split()
+    """AssignAddVariableOp AssignSubVariableOp ResourceApplyGradientDescent ResourceScatterAdd
+    ResourceScatterNdAdd ResourceScatterNdSub ResourceScatterSub""".split()
 )
 
 
@@ -53,38 +48,49 @@ class Race(NamedTuple):
     second: Use
     is_settled: bool = False
 
-    def sources(self) -> list[tf.Operation]:
-        """Returns the operations with which all begins that is open."""
-        return [self.variable if self.first.is_write else self.first.op]
-
-
-_Ops: TypeAlias = Mapping[tf.Operation, None]
-_Uses: TypeAlias = Mapping[tf.Operation, Sequence[Use]]
+    def source(self) -> tf.Operation:
+        """Returns the operation with which all begins that is open."""
+        return self.variable if self.first.is_write else self.first.op
 
 
 def find(graph: tf.Graph, fetches: Iterable[types.Fetch]) -> list[Race]:
-    """Returns the races of a step.
+    """Returns the races of a step, in the order in which operations were made.
 
     Args:
         graph: The graph.
         fetches: All that a step runs.
     """
-    return list(_races(*_used(graph, fetches)))
+    ops, written = _written(graph, fetches)
+    numbers: dict[tf.Operation, int] = {}
+    for use in itertools.chain(*written.values()):
+        numbers.setdefault(use.op, 1 << len(numbers))
+    of_turn = _before(ops, numbers, over_turns=False)
+    of_all = _before(ops, numbers, over_turns=True)
+    races = []
+    for variable, found in written.items():
+        for one, other in itertools.combinations(found, 2):
+            loop = loops.root(one.op)
+            before = of_all if loop is None or loop is not loops.root(other.op) else of_turn
+            is_ordered = numbers[one.op] & before[other.op] or numbers[other.op] & before[one.op]
+            if one.op is not other.op and not is_ordered and _may_clash(one, other):
+                first, second = sorted((one, other), key=lambda use: use.is_write)
+                races.append(Race(variable, first, second))
+    return races
 
 
-def settle(graph: tf.Graph, fetches: Iterable[types.Fetch]) -> list[Race]:
+def settle(graph: tf.Graph, fetches: Sequence[types.Fetch]) -> list[Race]:
     """Finds races of a step, and lets reads come first where it can, as a split graph does.
 
     Args:
         graph: The graph, of which no session has run anything yet.
         fetches: All that a step runs.
     """
-    ops, uses = _used(graph, fetches)
-    races = list(_races(ops, uses))
+    races = find(graph, fetches)
     if not races:
         return []
+    ops, written = _written(graph, fetches)
     structure = loops.Structure(graph)
-    writes = [use.op for found in uses.values() for use in found if use.is_write]
+    writes = [use.op for found in written.values() for use in found if use.is_write]
     behind_writes = operations.behind(writes, set(ops))
 
     def may_wait(race: Race) -> bool:
@@ -99,31 +105,15 @@ def settle(graph: tf.Graph, fetches: Iterable[types.Fetch]) -> list[Race]:
     return settled
 
 
-def _used(graph: tf.Graph, fetches: Iterable[types.Fetch]) -> tuple[_Ops, _Uses]:
-    """Returns the operations of a step, as they were made, and the uses of its variables."""
+def _written(
+    graph: tf.Graph, fetches: Iterable[types.Fetch]
+) -> tuple[list[tf.Operation], dict[tf.Operation, list[Use]]]:
+    """Returns the operations of a step, as they were made, and the uses of what it writes."""
     executed = operations.executed_by(fetches)
-    ops = {op: None for op in graph.get_operations() if op in executed}
-    return ops, {op: list(_uses(op.outputs[0], ops)) for op in ops if op.type in _VARIABLES}
-
-
-def _races(ops: _Ops, uses: _Uses) -> Iterator[Race]:
-    """Yields all races, in the order in which operations were made."""
-    written = {op: found for op, found in uses.items() if any(use.is_write for use in found)}
-    numbers: dict[tf.Operation, int] = {}
-    for use in itertools.chain(*written.values()):
-        numbers.setdefault(use.op, 1 << len(numbers))
-    of_turn = _before(ops, numbers, over_turns=False)
-    of_all = _before(ops, numbers, over_turns=True)
-    for variable, found in written.items():
-        for one, other in itertools.combinations(found, 2):
-            if one.op is other.op or not _may_clash(one, other):
-                continue
-            loop = loops.root(one.op)
-            before = of_all if loop is None or loop is not loops.root(other.op) else of_turn
-            if numbers[one.op] & before[other.op] or numbers[other.op] & before[one.op]:
-                continue
-            first, second = sorted((one, other), key=lambda use: use.is_write)
-            yield Race(variable, first, second)
+    ops = [op for op in graph.get_operations() if op in executed]
+    makers = [op for op in ops if op.type == "VarHandleOp"]
+    uses = {op: [use for use in _uses(op.outputs[0]) if use.op in executed] for op in makers}
+    return ops, {op: found for op, found in uses.items() if any(use.is_write for use in found)}
 
 
 def _may_clash(one: Use, other: Use) -> bool:
@@ -147,7 +137,7 @@ def _branches(op: tf.Operation) -> dict[object, int]:
 
 
 def _before(
-    ops: _Ops, numbers: Mapping[tf.Operation, int], *, over_turns: bool
+    ops: Sequence[tf.Operation], numbers: Mapping[tf.Operation, int], *, over_turns: bool
 ) -> dict[tf.Operation, int]:
     """Returns for each operation which others come before it, as bits, with its own.
 
@@ -172,60 +162,19 @@ def _before(
     return found
 
 
-# Uses of variables.
+def _uses(handle: tf.Tensor) -> Iterator[Use]:
+    """Yields the uses of a variable, of which a handle is given."""
+    for op in handle.consumers():
+        if op.type in operations.PASSING:
+            for output in op.outputs:
+                yield from _uses(output)
+        elif definitions.is_call(op.type):
+            yield Use(op, _is_written_inside(op, handle))
+        elif op.type in kinds.READS_OF_VALUES or kinds.changes_state(op.type):
+            yield Use(op, op.type not in kinds.READS_OF_VALUES)
 
 
-def _uses(variable: tf.Tensor, ops: _Ops | None, seen: set[object] | None = None) -> Iterator[Use]:
-    """Yields the uses of a variable.
-
-    Args:
-        variable: Its handle, or a reference to it.
-        ops: What runs; None: all, in a function.
-        seen: The tensors that stand for it, as far as they are known.
-    """
-    seen = set() if seen is None else seen
-    seen.add(variable.ref())
-    for user in variable.consumers():
-        if ops is not None and user not in ops:
-            continue
-        use = _use(user, variable)
-        if use is not None:
-            yield use
-        passed = [output for output in user.outputs if _stands_for(output, user)]
-        for output in passed:
-            if output.ref() not in seen:
-                yield from _uses(output, ops, seen)
-        if user.type == "Identity" and variable.dtype._is_ref_dtype:  # its output is no copy
-            readers = user.outputs[0].consumers()
-            yield from (Use(op, is_write=False) for op in readers if ops is None or op in ops)
-
-
-def _stands_for(output: tf.Tensor, user: tf.Operation) -> bool:
-    """Whether what an operation gives back may be the variable that it was given."""
-    if output.dtype._is_ref_dtype:
-        return True
-    return output.dtype == tf.resource and user.type in _PASSING
-
-
-def _use(op: tf.Operation, variable: tf.Tensor) -> Use | None:
-    """Returns an operation as a use; None if it passes the variable on, or has no use for it."""
-    if variable.dtype._is_ref_dtype:
-        definition = tfc.op_def_registry.get(op.type)
-        count = sum(argument.is_ref for argument in definition.input_arg)
-        by_reference = any(tensor is variable for tensor in op.inputs[:count])
-        if by_reference and op.type in _PASSING:
-            return None
-        return Use(op, by_reference and kinds.changes_state(op.type))
-    if op.type in _PASSING:
-        return None
-    if definitions.is_call(op.type):
-        return Use(op, _is_written_inside(op, variable))
-    if op.type in kinds.READS_OF_VALUES:
-        return Use(op, is_write=False)
-    return Use(op, is_write=True) if kinds.changes_state(op.type) else None
-
-
-def _is_written_inside(op: tf.Operation, variable: tf.Tensor) -> bool:
+def _is_written_inside(op: tf.Operation, handle: tf.Tensor) -> bool:
     """Whether a function that an operation calls writes a variable, as far as that is known."""
     bodies = operations.bodies(op)
     if not bodies:
@@ -234,6 +183,6 @@ def _is_written_inside(op: tf.Operation, variable: tf.Tensor) -> bool:
         own
         for body in bodies
         for own, given in zip(body.inputs, body.arguments, strict=True)
-        if given is variable
+        if given is handle
     ]
-    return any(use.is_write for own in inner for use in _uses(own, None))
+    return any(use.is_write for own in inner for use in _uses(own))

@@ -1,5 +1,6 @@
 """One model in one mode, in a graph of its own, and what comes out when it runs."""
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,8 +12,9 @@ from replicate import types
 from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
+from replicate.splitting.structure import definitions
 from replicate.strategy.variables import variables
-from replicate.verification import inputs, precisions, races
+from replicate.verification import inputs, races
 
 LOSS = "loss"
 WEIGHTS = "weights"
@@ -38,6 +40,7 @@ _DRAWS = re.compile(
     "Random|TruncatedNormal|Multinomial|StatefulUniform|StatefulStandardNormal|RngReadAndSkip"
     "|CandidateSampler|SampleDistorted"
 )
+_EPSILONS = {"bfloat16": 2.0**-7, "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2}
 _WRITES = re.compile("Assign|Apply|Scatter|Call|While|If|Stateful|Rng")  # to what they are given
 
 
@@ -125,14 +128,13 @@ class Built:
         with self._graph.as_default(), keras.drawing_from(_SEED):
             tf1.set_random_seed(_SEED)
             tf1.train.create_global_step()
-            self._inputs = inputs.placeholders(form, row_count)
-            labels = None if mode == types.PREDICT else self._inputs.labels
-            spec = build(self._inputs.features, labels, mode)
+            self._holders = inputs.placeholders(form, row_count)
+            labels = None if mode == types.PREDICT else self._holders.labels
+            spec = build(self._holders.features, labels, mode)
             self._outputs = dict(_outputs(spec, mode))
             metrics = (spec.eval_metric_ops or {}) if mode == types.EVAL else {}
             self._metrics = {Key(METRICS, name): value for name, (value, _) in metrics.items()}
             self._updates = [update for _, update in metrics.values()]
-            self._made_by = {Key(METRICS, name): update for name, (_, update) in metrics.items()}
             if self._is_training:
                 self._updates.append(spec.train_op)
             self._variables = _variables()
@@ -161,7 +163,7 @@ class Built:
                 start.setdefault(name, copies[0])
             outcomes = []
             for batch in batches:
-                feeds = self._inputs.feed(batch)
+                feeds = inputs.feed(self._holders, batch)
                 found, _ = session.run((self._outputs, self._updates), feeds, _PATIENCE)
                 outcomes.append(_quantities(found))
                 if self._is_training:
@@ -197,36 +199,28 @@ class Built:
         leaves = tf.nest.flatten([self._outputs, self._updates], expand_composites=True)
         return [leaf for leaf in leaves if leaf is not None]
 
-    def precisions(self) -> dict[Key, float]:
-        """Returns the `epsilon` of the coarsest dtype in which each value is computed.
+    @functools.cached_property
+    def precision(self) -> float:
+        """ε of the coarsest dtype in which a batch computes what it makes from variables.
 
-        It is 0 where that is none coarser than those of variables. Only what is made from
-        variables counts. In training that is one number, since each value of a later batch is
-        made from all weights.
+        It is 0 where that is none coarser than those of variables.
         """
-        own = {each.op: precisions.epsilon(each.given.dtype) for each in self._variables.values()}
+        own = {each.op: epsilon(each.given.dtype) for each in self._variables.values()}
         floating = [op for op, least in own.items() if least]
-        found = operations.reached_from(floating)
-        finest = min((own[op] for op in floating), default=0.0)
-        if self._is_training:
-            step = operations.executed_by(self._fetches())
-            keys = [*self._outputs, *(each.key for each in self._variables.values())]
-            made_by = dict.fromkeys(keys, step)
-        else:
-            fetched = self._outputs | self._made_by
-            made_by = {key: operations.made_from([fetch]) for key, fetch in fetched.items()}
-        coarsest = {key: precisions.coarsest(ops & found) for key, ops in made_by.items()}
-        return {key: each if each > finest else 0.0 for key, each in coarsest.items()}
+        made = operations.executed_by(self._fetches()) & operations.reached_from(floating)
+        outputs = (tensor for op in operations.with_called(made) for tensor in op.outputs)
+        coarsest = max((epsilon(tensor.dtype) for tensor in outputs), default=0.0)
+        return coarsest if coarsest > min(map(own.__getitem__, floating), default=0.0) else 0.0
 
+    @functools.cached_property
     def drawing(self) -> list[tf.Operation]:
-        """Returns the operations of a batch that draw random numbers, in functions as well.
+        """The operations of a batch that draw random numbers, in functions as well.
 
         What initialises variables is no part of a batch.
         """
-        functions = self._graph.as_graph_def().library.function
-        library = {function.signature.name: function.node_def for function in functions}
+        functions = definitions.Functions(self._graph)
         executed = operations.executed_by(self._fetches())
-        found = [op for op in executed if _draws(op.node_def, library, set())]
+        found = [op for op in executed if functions.has_effect(op.node_def, _draws)]
         return sorted(found, key=lambda op: op.name)
 
     def reached_from(self, sources: Iterable[tf.Operation]) -> set[Key]:
@@ -247,17 +241,17 @@ class Built:
             sources |= written
 
 
-def _draws(node: tf1.NodeDef, library: Mapping[str, Iterable[tf1.NodeDef]], seen: set[str]) -> bool:
-    """Whether a node draws, or one in the functions that it calls."""
-    if _DRAWS.search(node.op):
-        return True
-    for attribute in node.attr.values():
-        for function in (attribute.func, *attribute.list.func):
-            if function.name not in seen:
-                seen.add(function.name)
-                if any(_draws(inner, library, seen) for inner in library.get(function.name, ())):
-                    return True
-    return False
+def epsilon(dtype: tf.DType) -> float:
+    """Returns the distance of a dtype from 1 to the next number; 0 if it is no floating one."""
+    dtype = dtype.base_dtype
+    if not (dtype.is_floating or dtype.is_complex):
+        return 0.0
+    known = _EPSILONS.get(dtype.name)
+    return float(np.finfo(dtype.as_numpy_dtype).eps) if known is None else known
+
+
+def _draws(kind: str) -> bool:
+    return _DRAWS.search(kind) is not None
 
 
 def _is_written(variable: tf.Operation, found: set[tf.Operation]) -> bool:

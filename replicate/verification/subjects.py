@@ -34,72 +34,19 @@ def worker_devices(
     return tuple(given)
 
 
-def session_config(config: types.RunConfig | None) -> tf1.ConfigProto:
-    """Returns settings under which the graph runs as it was built; all else as it is given."""
-    made = tf1.ConfigProto()
-    given = getattr(config, "session_config", None)
-    if given is not None:
-        made.CopyFrom(given)
-    made.allow_soft_placement = True
-    made.graph_options.rewrite_options.disable_meta_optimizer = True
-    return made
-
-
 def run_config(config: types.RunConfig | None, model_dir: str) -> types.RunConfig:
-    """Returns the config for model_fns, with a model_dir in which they may write."""
-    if config is None:
-        return estimator.RunConfig(model_dir=model_dir, session_config=session_config(None))
-    if not hasattr(config, "replace"):
-        return config
-    return config.replace(model_dir=model_dir, session_config=session_config(config))
+    """Returns the config for model_fns and sessions.
 
-
-class Subject(NamedTuple):
-    """Whose numbers are compared.
-
-    Attributes:
-        model_fn: Any Estimator model_fn.
-        optimizer_fn: As for `replicate_model_fn`.
-        params: For the model_fn.
-        config: Likewise.
+    Args:
+        config: A `RunConfig`; None: that of an Estimator.
+        model_dir: Where model_fns may write.
     """
-
-    model_fn: types.ModelFn
-    optimizer_fn: types.OptimizerFn | None
-    params: Any
-    config: types.RunConfig
-
-    def plain(self, device: str) -> runs.Build:
-        """Returns the model as one device builds it, by TensorFlow alone.
-
-        The optimizer of `optimizer_fn` steps inside of the model, together with `UPDATE_OPS`.
-        """
-
-        def build(features: types.Nest, labels: types.Nest, mode: str) -> types.EstimatorSpec:
-            with tf.device(device), lockstep.explained():
-                model = models.Model(
-                    self.model_fn, self.optimizer_fn, mode, self.params, self.config
-                )
-                spec = model(features, labels)
-                if model.optimizer is None:
-                    return spec
-                global_step = tf1.train.get_global_step()
-                step = model.optimizer.minimize(spec.loss, global_step=global_step)
-                updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
-                return spec._replace(train_op=tf1.group(step, *updates))
-
-        return build
-
-    def replicated(
-        self, devices: Sequence[str] | int | None, options: dict[str, Any]
-    ) -> runs.Build:
-        """Returns the model over towers."""
-        made = model_fn.replicate_model_fn(self.model_fn, self.optimizer_fn, devices, **options)
-
-        def build(features: types.Nest, labels: types.Nest, mode: str) -> types.EstimatorSpec:
-            return made(features, labels, mode, params=self.params, config=self.config)
-
-        return build
+    config = estimator.RunConfig() if config is None else config
+    settings = tf1.ConfigProto()
+    settings.CopyFrom(config.session_config or settings)
+    settings.allow_soft_placement = True
+    settings.graph_options.rewrite_options.disable_meta_optimizer = True  # graphs run as built
+    return config.replace(model_dir=model_dir, session_config=settings)
 
 
 class Sides(NamedTuple):
@@ -108,13 +55,12 @@ class Sides(NamedTuple):
     Attributes:
         one: One device, by TensorFlow alone.
         alone: One device through `replicate_model_fn`, where TensorFlow alone cannot say what
-            the numbers are: options that only replication has, an optimizer that the
-            model_fn makes beside that of `optimizer_fn`, partitioners.
+            the numbers are: options that only replication has, or an optimizer that the model_fn
+            makes beside that of `optimizer_fn`.
         towers: K towers.
         is_through_replication: Whether `alone` is what towers are compared with in training.
         is_split: Whether the towers are one device's graph, split; else calls of the model.
         reduction: How the losses of such calls are joined.
-        update_ops: Whose `UPDATE_OPS` of them run.
     """
 
     one: runs.Build
@@ -123,37 +69,64 @@ class Sides(NamedTuple):
     is_through_replication: bool
     is_split: bool
     reduction: types.Reduction
-    update_ops: str
 
 
 def sides(
-    subject: Subject,
+    function: types.ModelFn,
+    optimizer_fn: types.OptimizerFn | None,
     devices: Sequence[str] | int | None,
     options: dict[str, Any],
     workers: Sequence[str],
+    *,
+    params: Any,
+    config: types.RunConfig,
 ) -> Sides:
     """Returns what is compared; options are checked here.
 
     A graph that is split draws what one device draws, so that this is compared as well.
 
     Args:
-        subject: The model.
+        function: The model_fn.
+        optimizer_fn: As for `replicate_model_fn`.
         devices: The towers', as `replicate_model_fn` takes them.
         options: Its other ones.
         workers: The canonical names of the devices.
+        params: For the model_fn.
+        config: Likewise.
     """
-    reduction, update_ops = options.get("loss_reduction"), options.get("update_ops")
+    reduction = options.get("loss_reduction")
     is_call = options.get("tower_building") == "call"
-    is_split = not is_call and reduction is None and update_ops is None
+    is_split = not is_call and reduction is None and options.get("update_ops") is None
     if is_split:
         options = {**options, "random_numbers": "one_device"}
-    on_one = {name: value for name, value in options.items() if name != "strategy"}
+
+    def one(features: types.Nest, labels: types.Nest, mode: str) -> types.EstimatorSpec:
+        model = models.Model(function, optimizer_fn, mode, params, config)
+        # Variables are of the kind that strategies make: what reads them has a place in a step.
+        creator = tf.variable_creator_scope(
+            lambda make, **how: make(**{**how, "use_resource": True})
+        )
+        with tf.device(workers[0]), creator, lockstep.explained():
+            return _stepped(model, model(features, labels))
+
+    def replicated(devices: Sequence[str] | int | None, options: dict[str, Any]) -> runs.Build:
+        made = model_fn.replicate_model_fn(function, optimizer_fn, devices, **options)
+        return lambda features, labels, mode: made(features, labels, mode, params, config)
+
     return Sides(
-        subject.plain(workers[0]),
-        subject.replicated([workers[0]], on_one),
-        subject.replicated(devices, options),
+        one,
+        replicated([workers[0]], {**options, "strategy": None}),
+        replicated(devices, options),
         options.get("accumulate_steps", 1) != 1 or options.get("clip_global_norm") is not None,
         is_split,
         types.reduction_from("mean" if reduction is None else reduction),
-        update_ops or "first",
     )
+
+
+def _stepped(model: models.Model, spec: types.EstimatorSpec) -> types.EstimatorSpec:
+    """Returns a spec whose train_op is the step of `optimizer_fn`, if that is given."""
+    if model.optimizer is None:
+        return spec
+    step = model.optimizer.minimize(spec.loss, global_step=tf1.train.get_global_step())
+    updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+    return spec._replace(train_op=tf1.group(step, *updates))

@@ -1,10 +1,7 @@
 """A worker that is gone: the others end in time, and say who it was; then all go on."""
 
-import numpy as np
 import pytest
 
-from replicate.compat.tensorflow import tf, tf1
-from tests import exactness
 from tests.cluster import cases, once, processes, test_training
 
 pytestmark = pytest.mark.thorough
@@ -68,12 +65,9 @@ def test_a_late_worker_is_waited_for_by_name(resumed):
 
 def test_who_is_started_again_ends_as_if_nothing_had_been(killed, resumed):
     assert list((killed[0] / "lasting").glob("model.ckpt-4.index"))  # where they went on
-    expected = undisturbed()
-    for worker in range(3):
-        found = exactness.arrays(killed[0] / f"lasting-{worker}.npz")
-        assert found["global_step of tower 0"] == 8
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[f"{name} of tower 0"], value, 1e-9, 1e-11)
+    expected = test_training.one_device(cases.STEADY, "train", times=8)
+    assert expected["global_step"] == 8
+    test_training.require_alike(killed[0], "lasting", cases.STEADY, expected, workers=3)
 
 
 def test_the_evaluator_evaluates_the_last_checkpoint(killed, resumed):
@@ -86,19 +80,3 @@ def test_who_loses_the_chief_names_it(killed, resumed):
     address = (killed[0] / "0.address").read_text()
     for number in (1, 2):
         assert f"worker:{number} has lost worker:0 ({address})" in resumed.logs[number]
-
-
-def undisturbed() -> dict:
-    """What one device makes of eight steps on both workers' rows."""
-    case = cases.STEADY
-    with tf.Graph().as_default():
-        dataset = cases.dataset(case, cases.batches_of_all(case)).repeat(8)
-        features, labels = tf1.data.make_one_shot_iterator(dataset).get_next()
-        loss = case.loss(features, labels)
-        update = case.optimizer().minimize(loss)
-        variables = {v.op.name.replace("/", "|"): v for v in tf1.global_variables()}
-        with tf1.Session(config=exactness.session_config()) as session:
-            session.run(tf1.global_variables_initializer())
-            for _ in range(8):
-                session.run(update)
-            return session.run(variables)

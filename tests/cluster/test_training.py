@@ -29,17 +29,18 @@ def trained(tmp_path_factory) -> pathlib.Path:
     return once.made(tmp_path_factory, "two_workers", train)
 
 
-def one_device(case: cases.Case, mode: str, start: dict | None = None) -> dict:
+def one_device(case: cases.Case, mode: str, start: dict | None = None, times: int = 1) -> dict:
     """Returns what one device makes of all workers' rows: variables, or metrics.
 
     Args:
         case: The case.
         mode: `"train"` or `"eval"`.
         start: With what variables to begin.
+        times: How often the batches come.
     """
     with tf.Graph().as_default():
         step = tf1.train.create_global_step()
-        batches = cases.batches_of_all(case)
+        batches = cases.batches_of_all(case) * times
         dataset = cases.dataset(case._replace(is_static=False), batches)
         features, labels = tf1.data.make_one_shot_iterator(dataset).get_next()
         model = cases.model_of(case, estimator.EstimatorSpec)

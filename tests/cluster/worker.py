@@ -22,6 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import replicate
+from replicate import errors, estimator
+from replicate.compat.tensorflow import tf, tf1
+from tests.cluster import cases
+
 KILLED = {"lasting": "KILLED", "losing": "LOST"}  # the variables that say who is killed
 _MANY, _WARM = 300, 30  # steps, and after how many of these all threads that stay are there
 _LATE = 30.0  # seconds at most until the late one comes
@@ -52,10 +57,6 @@ def main(folder: pathlib.Path, number: int, size: int, works: list[str]) -> None
     if os.environ.get("LATE") == str(number):
         _await_word(folder, f"waits for worker:{number}")
 
-    import replicate
-    from replicate.compat.tensorflow import tf, tf1
-    from tests.cluster import cases
-
     logging.getLogger("replicate").addHandler(logging.StreamHandler())
     tf1.disable_eager_execution()
     towers = int(os.environ.get("TOWERS", "2"))
@@ -75,11 +76,11 @@ def main(folder: pathlib.Path, number: int, size: int, works: list[str]) -> None
 def train(worker: Worker, name: str) -> None:
     """Trains a case, and evaluates where it says so."""
     case = worker.cases[name]
-    seen = _Seen(worker.number)
+    seen = _Seen()
     given = _batches(worker, name)
     estimator = _estimator(worker, name, case)
-    listeners = [_slow_listener()] if case.is_evaluated and worker.strategy.is_chief else None
-    estimator.train(given, hooks=[seen.hook()], saving_listeners=listeners)
+    listeners = [_Slow()] if case.is_evaluated and worker.strategy.is_chief else None
+    estimator.train(given, hooks=[seen], saving_listeners=listeners)
     found = {}
     if case.is_evaluated:
         found["saved"] = int((estimator.latest_checkpoint() or "-0").rpartition("-")[2])
@@ -88,20 +89,14 @@ def train(worker: Worker, name: str) -> None:
     np.savez(worker.folder / f"{name}-{worker.number}.npz", **seen.variables, **found)
 
 
-def _slow_listener() -> Any:
-    """Returns what makes each checkpoint take its time."""
-    from replicate.compat.tensorflow import tf1
+class _Slow(tf1.train.CheckpointSaverListener):
+    """Makes each checkpoint take its time."""
 
-    class Slow(tf1.train.CheckpointSaverListener):
-        def before_save(self, session, global_step_value):
-            time.sleep(0.5)
-
-    return Slow()
+    def before_save(self, session, global_step_value):
+        time.sleep(0.5)
 
 
 def _batches(worker: Worker, name: str) -> Any:
-    from tests.cluster import cases
-
     case = worker.cases[name]
     given = cases.batches_of(case, worker.number)
     return lambda: cases.dataset(case, given)
@@ -110,10 +105,6 @@ def _batches(worker: Worker, name: str) -> Any:
 def _estimator(
     worker: Worker, name: str, case: Any, model: Any = None, saves: int | None = None, **options
 ) -> Any:
-    import replicate
-    from tests.cluster import cases
-
-    estimators = replicate.estimator
     config = worker.strategy.run_config(
         model_dir=str(worker.folder / name),
         log_step_count_steps=None,
@@ -121,9 +112,9 @@ def _estimator(
         save_checkpoints_steps=saves or (1000 if case.is_evaluated else None),
         save_checkpoints_secs=None,
     )
-    return estimators.Estimator(
+    return estimator.Estimator(
         replicate.replicate_model_fn(
-            model or cases.model_of(case, estimators.EstimatorSpec),
+            model or cases.model_of(case, estimator.EstimatorSpec),
             case.optimizer,
             strategy=worker.strategy,
             **{**case.options, **options},
@@ -140,84 +131,57 @@ def losing(worker: Worker, name: str) -> None:
 
 def lasting(worker: Worker, name: str) -> None:
     """Trains eight steps, unless a worker is killed, and goes on where it was stopped."""
-    from replicate import estimator
-    from replicate.compat.tensorflow import tf1
-    from tests.cluster import cases
-
     case = cases.STEADY
     given = cases.batches_of(case, worker.number % len(case.rows))
-    seen = _Seen(worker.number)
 
-    class Killing(tf1.train.SessionRunHook):
-        steps = 0
+    def each(number, context):
+        if number == 5 and os.environ.get(KILLED[name]) == str(worker.number):
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        def after_run(self, context, values):
-            self.steps += 1
-            if self.steps == 5 and os.environ.get(KILLED[name]) == str(worker.number):
-                os.kill(os.getpid(), signal.SIGKILL)
-
+    seen = _Seen(each)
     estimator.train_and_evaluate(
         _estimator(worker, name, case, saves=2),
-        estimator.TrainSpec(
-            lambda: cases.dataset(case, given).repeat(), 8, hooks=[seen.hook(), Killing()]
-        ),
+        estimator.TrainSpec(lambda: cases.dataset(case, given).repeat(), 8, hooks=[seen]),
         estimator.EvalSpec(lambda: cases.dataset(case, given), start_delay_secs=0, throttle_secs=0),
     )
     np.savez(worker.folder / f"{name}-{worker.number}.npz", **seen.variables)
 
 
+def _steady(worker: Worker, name: str, each: Any, **options) -> "_Seen":
+    """Trains on a batch that comes again and again."""
+    case, seen = cases.STEADY, _Seen(each)
+    given = cases.batches_of(case, worker.number)
+    _estimator(worker, name, case).train(
+        lambda: cases.dataset(case, given).repeat(), hooks=[seen], **options
+    )
+    return seen
+
+
 def leaving(worker: Worker, name: str) -> None:
     """Has a hook of one worker stop it after two steps; the others' input has no end."""
-    from replicate.compat.tensorflow import tf1
-    from tests.cluster import cases
 
-    case = cases.STEADY
-    given = cases.batches_of(case, worker.number)
-    seen = _Seen(worker.number)
+    def each(number, context):
+        if number == 2 and worker.number == 1:
+            context.request_stop()
 
-    class Stopping(tf1.train.SessionRunHook):
-        steps = 0
-
-        def after_run(self, context, values):
-            self.steps += 1
-            if self.steps == 2 and worker.number == 1:
-                context.request_stop()
-
-    _estimator(worker, name, case).train(
-        lambda: cases.dataset(case, given).repeat(), hooks=[seen.hook(), Stopping()]
-    )
+    seen = _steady(worker, name, each)
     np.savez(worker.folder / f"{name}-{worker.number}.npz", **seen.variables)
 
 
 def many(worker: Worker, name: str) -> None:
     """Trains many quick steps, and writes down how many threads there are at first and at last."""
-    from replicate.compat.tensorflow import tf1
-    from tests.cluster import cases
-
-    case = cases.STEADY
-    given = cases.batches_of(case, worker.number)
     found = []
 
-    class Counting(tf1.train.SessionRunHook):
-        steps = 0
+    def each(number, context):
+        if number in (_WARM, _MANY):
+            found.extend(_threads())
 
-        def after_run(self, context, values):
-            self.steps += 1
-            if self.steps in (_WARM, _MANY):
-                found.extend(_threads())
-
-    _estimator(worker, name, case).train(
-        lambda: cases.dataset(case, given).repeat(), hooks=[Counting()], max_steps=_MANY
-    )
+    _steady(worker, name, each, max_steps=_MANY)
     (worker.folder / f"{name}-{worker.number}.json").write_text(json.dumps(found))
 
 
 def refusals(worker: Worker, name: str) -> None:
     """Tries to begin with what differs between workers, and writes down how that is refused."""
-    from replicate import errors, estimator
-    from replicate.compat.tensorflow import tf1
-    from tests.cluster import cases
-
     case = worker.cases["sgd"]
     number, said = worker.number, {}
 
@@ -252,18 +216,13 @@ def refusals(worker: Worker, name: str) -> None:
 
 def exporting(worker: Worker, name: str) -> None:
     """Exports a checkpoint in each worker, by TensorFlow's function and by ours."""
-    import replicate
-    from replicate.compat.tensorflow import tf, tf1
-    from tests.cluster import cases
-
-    estimators = replicate.estimator
 
     def model(features, labels, mode):
-        return estimators.EstimatorSpec(mode, {"y": cases.dense(features)})
+        return estimator.EstimatorSpec(mode, {"y": cases.dense(features)})
 
     def receiver():
         x = tf1.placeholder(tf.float64, [None, cases.WIDTH])
-        return estimators.export.ServingInputReceiver({"x": x}, {"x": x})
+        return estimator.export.ServingInputReceiver({"x": x}, {"x": x})
 
     trained, said = _estimator(worker, cases.SAVED, worker.cases[cases.SAVED], model), []
     ours = functools.partial(replicate.export_saved_model, trained)
@@ -278,9 +237,6 @@ def exporting(worker: Worker, name: str) -> None:
 
 def core(worker: Worker, name: str) -> None:
     """Uses the strategy without a model_fn."""
-    import replicate
-    from replicate.compat.tensorflow import tf, tf1
-
     strategy, number = worker.strategy, worker.number
     values = tf.VariableAggregation
     with tf.Graph().as_default(), strategy.scope():
@@ -336,8 +292,6 @@ def core(worker: Worker, name: str) -> None:
 
 def ending(worker: Worker, name: str) -> None:
     """Meets behind a step that has failed in all workers, again and again."""
-    from replicate.compat.tensorflow import tf, tf1
-
     strategy = worker.strategy
     with tf.Graph().as_default(), strategy.scope():
         workers = strategy.workers
@@ -362,31 +316,30 @@ def _threads() -> list[int]:
     return [len(os.listdir("/proc/self/task"))] if sys.platform == "linux" else []
 
 
-class _Seen:
-    """The variables of a run after its last step."""
+class _Seen(tf1.train.SessionRunHook):
+    """Looks on: the variables after the last step, and what is done after each step.
 
-    def __init__(self, number: int):
-        self.number = number
+    Args:
+        each: Is called after each step with its number, and the context of the run.
+    """
+
+    def __init__(self, each=lambda number, context: None):
+        self._each, self._steps = each, 0
         self.variables: dict = {}
 
-    def hook(self):
-        """Returns a hook that looks on."""
-        from replicate.compat.tensorflow import tf1
+    def begin(self):
+        self._variables = {
+            f"{variable.op.name.replace('/', '|')} of tower {i}": copy.read_value()
+            for variable in tf1.global_variables()
+            for i, copy in enumerate(getattr(variable, "members", (variable,)))
+        }
 
-        seen = self
+    def after_run(self, context, values):
+        self._steps += 1
+        self._each(self._steps, context)
 
-        class Hook(tf1.train.SessionRunHook):
-            def begin(self):
-                self._variables = {
-                    f"{variable.op.name.replace('/', '|')} of tower {i}": copy.read_value()
-                    for variable in tf1.global_variables()
-                    for i, copy in enumerate(getattr(variable, "members", (variable,)))
-                }
-
-            def end(self, session):
-                seen.variables = session.run(self._variables)
-
-        return Hook()
+    def end(self, session):
+        self.variables = session.run(self._variables)
 
 
 def _addresses(folder: pathlib.Path, number: int, size: int) -> list[str]:

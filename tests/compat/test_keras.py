@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replicate.compat import keras
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 
 
@@ -57,6 +58,17 @@ def test_a_converter_of_models_sees_no_strategy_where_there_is_to_be_none(monkey
         with pytest.raises(ZeroDivisionError), keras.output_names(lambda: True):
             raise ZeroDivisionError
     assert converter.tf is tf
+
+
+def test_generators_see_no_replica_while_they_are_told_so():
+    module = tfc.stateful_random_ops.target()
+    before = module.get_replica_id
+    assert module.get_replica_id() == 0  # of the default strategy
+    with keras.drawing_as_one_device(lambda: True):
+        assert module.get_replica_id() is None
+    with keras.drawing_as_one_device(lambda: False):
+        assert module.get_replica_id() == 0
+    assert module.get_replica_id is before
 
 
 def drawn():

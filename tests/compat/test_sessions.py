@@ -80,17 +80,17 @@ def test_runs_of_one_graph_are_bounded_and_no_others(has_server):
     target = tf.distribute.Server.create_local_server().target if has_server else ""
     bounded, free = tf.Graph(), tf.Graph()
     never, late = waiting(bounded), waiting(free)
-    sessions.bound_runs(bounded, 0.3)
+    sessions.bound_runs(bounded, 0.1)
     with tf1.Session(target, bounded) as session:
         with pytest.raises(tf.errors.DeadlineExceededError):
             session.run(never)
         own = tf1.RunOptions(timeout_in_ms=60_000)
-        timer = threading.Timer(0.9, session.run, ["bring"])
+        timer = threading.Timer(0.3, session.run, ["bring"])
         timer.start()
         assert session.run(never, options=own) == 1.0
         timer.join()
     with tf1.Session(target, free) as session:
-        timer = threading.Timer(0.9, session.run, ["bring"])
+        timer = threading.Timer(0.3, session.run, ["bring"])
         timer.start()
         assert session.run(late) == 1.0
         timer.join()
@@ -104,7 +104,7 @@ def test_a_bound_may_be_longer_than_any_run(seconds, has_server):
     fetched = waiting(graph)
     sessions.bound_runs(graph, seconds)
     with tf1.Session(target, graph) as session:
-        timer = threading.Timer(0.2, session.run, ["bring"])
+        timer = threading.Timer(0.1, session.run, ["bring"])
         timer.start()
         assert session.run(fetched) == 1.0
         timer.join()

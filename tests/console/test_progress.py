@@ -157,18 +157,14 @@ def test_no_bar_stands_still_beside_one_that_goes_on(terminal):
     assert told[-1] == {"task": 0}
 
 
-def test_others_bars_and_a_status_have_rows_of_their_own(terminal):
+def test_others_bars_have_rows_of_their_own(terminal):
     print("\n" * 30, file=terminal)
     with progress.Display(file=terminal) as display:
         display.show("a", progress.Bar("a", 1, None))
         display.show("b", progress.Bar("b", 2, None))
-        display.status("worker:1: waits")
         print("above", file=terminal)
-        names = [row.partition(" ")[0] for row in terminal.written]
-        assert names == ["above", "a", "b", "worker:1:"]
-        assert terminal.rows[-1] == "worker:1: waits"
+        assert [row.partition(" ")[0] for row in terminal.written] == ["above", "a", "b"]
         display.show("a", None)
-        display.status("")
         assert [row.split()[0] for row in terminal.written] == ["above", "b"]
     assert terminal.written == ["above"]
 
@@ -243,7 +239,6 @@ with progress.Display() as display:
     display.task("train", 10).update(5, 0.25)
     logger.warning("a warning")
     os.write(2, b"half a ")
-    display.status("worker:1: waits")
     os.write(2, b"line\\n")
     print("a print", flush=True)
     os.write(2, b"Check failed: 1 == 2\\n")
@@ -270,5 +265,4 @@ def test_what_native_code_and_loggers_write_is_whole_to_the_last_words_of_a_proc
     assert process.wait() == -signal.SIGABRT
     said = ["a warning", "half a line", "a print", "Check failed: 1 == 2"]
     assert terminal.written[:4] == said
-    assert "5/10" in terminal.rows[-2]
-    assert terminal.rows[-1] == "worker:1: waits"
+    assert "5/10" in terminal.rows[-1]

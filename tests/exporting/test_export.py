@@ -172,7 +172,7 @@ def test_a_mirrored_variable_is_exported_once(building, trained, tmp_path):
     names = [name for name, _ in tf.train.list_variables(f"{path}/variables/variables")]
     handles = [node.name for node in all_nodes(path) if node.op == "VarHandleOp"]
     assert sorted(handles) == sorted(names)
-    with replicate.load_exported(path, ["/cpu:1", "/cpu:2", "/cpu:3"]) as predictor:
+    with replicate.load_exported(path) as predictor:
         found = predictor({"features": ROWS[:7]})
     np.testing.assert_allclose(found["y"], trained[1][:7], atol=1e-6)
 
@@ -221,7 +221,7 @@ def test_an_evaluation_is_exported_with_each_weight_once(building, counts, train
     assert len(set(handles) - set(totals)) == 9
     assert {"dense/kernel", "dense_1/bias", "batch_normalization/moving_mean"} < set(handles)
     inputs = {"x": ROWS[:7], "label": np.zeros([7, 2], np.float32)}
-    with replicate.load_exported(path, ["/cpu:1", "/cpu:2"], tags="eval") as predictor:
+    with replicate.load_exported(path, tags="eval") as predictor:
         found = predictor(inputs, signature="eval")
         assert found["metrics/mean/update_op"] == pytest.approx(np.mean(trained[1][:7]), abs=1e-5)
     assert found["loss"] == pytest.approx(np.mean(np.square(trained[1][:7])), abs=1e-5)

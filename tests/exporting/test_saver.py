@@ -127,14 +127,6 @@ def test_a_vocabulary_goes_with_the_model(trained, tmp_path):
     np.testing.assert_array_equal(found["y"], ANSWER)
 
 
-def test_no_absolute_path_is_left(trained, tmp_path):
-    path = exported(trained, raw, tmp_path)
-    written = pathlib.Path(path, "saved_model.pb").read_bytes()
-    for place in (tmp_path, pathlib.Path(trained.model_dir).parent, pathlib.Path.cwd()):
-        assert str(place).encode() not in written
-    assert b"vocabulary.txt" in written
-
-
 def test_vocabularies_of_one_name_stay_apart(tmp_path):
     for folder, words in (("a", WORDS), ("b", WORDS[::-1])):
         tmp_path.joinpath(folder).mkdir()
@@ -298,6 +290,21 @@ def test_exporters_keep_the_best_the_latest_and_the_last(tmp_path):
         with predictors.load_exported(path) as predictor:
             found[name] = predictor({"x": [1.0], "word": ["low"]})["w"].tolist()
     assert found == {"best": [3.0], "latest": [5.0], "final": [5.0]}
+
+
+def test_devices_go_from_the_graph_and_its_functions(fresh_graph):
+    @tf.function
+    def doubled(x):
+        with tf.device("/cpu:1"):
+            return 2.0 * x
+
+    with tf1.device("/job:localhost/replica:0/task:0/device:CPU:1"):
+        doubled(tf1.get_variable("w", initializer=1.0))
+    own = tf1.train.Saver()
+    for each, is_named in ((own, True), (saver.PortableSaver(lambda: own), False)):
+        graph_def = each.export_meta_graph().graph_def
+        nodes = [graph_def.node, *(one.node_def for one in graph_def.library.function)]
+        assert [{node.device for node in of_one} != {""} for of_one in nodes] == [is_named] * 2
 
 
 def test_what_a_server_feeds_is_told_from_what_an_input_fn_feeds(tmp_path):

@@ -36,7 +36,7 @@ def measure(key, one, towers, reordered=(), rounded=(), magnitude=0.0):
         [(quantity(value), np.array(order)) for value, order in reordered],
         [quantity(value) for value in rounded],
     )
-    return measures.measure(key, "a batch", quantity(one), quantity(*towers), noisy, False)
+    return measures.measure(key, "a batch", quantity(one), quantity(*towers), noisy)
 
 
 def test_any_copy_of_a_variable_may_differ():
@@ -111,11 +111,11 @@ def test_what_is_computed_in_less_precision_is_as_noisy():
         [(runs.Quantity((np.float32([1 + 2**-7]),)), np.array([0]))], [], computed=2.0**-7
     )
     value = runs.Quantity((np.float32([1.0]),))
-    one = measures.measure(WEIGHT, "a batch", value, value, noisy, False)
+    one = measures.measure(WEIGHT, "a batch", value, value, noisy)
     assert (one.noise, one.order) == (2.0**-7, 0.0)
     # Half of a value is more than that.
     noisy = noisy._replace(reordered=[(runs.Quantity((np.float32([1.5]),)), np.array([0]))])
-    one = measures.measure(WEIGHT, "a batch", value, value, noisy, False)
+    one = measures.measure(WEIGHT, "a batch", value, value, noisy)
     assert (one.noise, one.order) == (0.0, 0.5)
 
 

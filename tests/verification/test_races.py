@@ -7,8 +7,8 @@ from replicate.verification import races
 from tests import control_flow
 
 
-def variable(use_resource=True):
-    return tf1.get_variable("v", [], use_resource=use_resource, initializer=tf1.ones_initializer())
+def variable(name="v"):
+    return tf1.get_variable(name, [], use_resource=True, initializer=tf1.ones_initializer())
 
 
 def told(graph, fetches):
@@ -17,21 +17,18 @@ def told(graph, fetches):
     return {tuple(sorted((race.first.op.name, race.second.op.name))) for race in found}
 
 
-@pytest.mark.parametrize("use_resource", [True, False])
-def test_a_read_and_a_write_in_no_order_race(fresh_graph, use_resource):
-    v = variable(use_resource)
+def test_a_read_and_a_write_in_no_order_race(fresh_graph):
+    v = variable()
     read, write = tf.square(v.read_value()), v.assign(5.0)
-    (race, *more) = races.find(fresh_graph, [read, write])
+    (race,) = races.find(fresh_graph, [read, write])
     assert race.variable.name == "v"
     assert (race.first.is_write, race.second.is_write) == (False, True)
     assert race.second.op is write.op
-    assert {each.second.op for each in more} <= {write.op}
     assert races.find(fresh_graph, [read]) == races.find(fresh_graph, [write]) == []
 
 
-@pytest.mark.parametrize("use_resource", [True, False])
-def test_what_is_made_from_a_read_or_waits_for_it_comes_after_it(fresh_graph, use_resource):
-    v = variable(use_resource)
+def test_what_is_made_from_a_read_or_waits_for_it_comes_after_it(fresh_graph):
+    v = variable()
     by_value = v.assign(2.0 * v.read_value())
     with tf.control_dependencies([by_value]):
         waiting = v.read_value() + 1.0
@@ -49,14 +46,6 @@ def test_writes_race_unless_both_add(fresh_graph):
     assert told(fresh_graph, [added.op, replaced.op]) == {
         ("AssignAddVariableOp", "AssignVariableOp")
     }
-
-
-def test_a_reference_is_read_when_its_users_run(fresh_graph):
-    v = variable(use_resource=False)
-    read = tf.identity(v.read_value() * 2.0, "user")
-    with tf.control_dependencies([v.op.outputs[0].consumers()[-1]]):
-        write = v.assign(5.0)  # waits for what passes the reference on, not for its user
-    assert ("Assign", "mul") in told(fresh_graph, [read, write])
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -104,7 +93,7 @@ def test_a_turn_of_a_loop_may_read_and_write_in_no_order(fresh_graph):
 
 
 def test_a_function_is_one_use(fresh_graph):
-    v, other = variable(), tf1.get_variable("other", [], use_resource=True)
+    v, other = variable(), variable("other")
 
     @tf.function
     def reading(x):
@@ -124,7 +113,7 @@ def test_a_function_is_one_use(fresh_graph):
 
 def test_reads_come_first_where_they_are_in_no_order(fresh_graph, session):
     v = variable()
-    with tf.control_dependencies([variable_of_its_own().assign(1.0)]):
+    with tf.control_dependencies([variable("own").assign(1.0)]):
         behind_a_write = v.read_value()
     read = v.read_value()
     write = v.assign(5.0)
@@ -135,7 +124,3 @@ def test_reads_come_first_where_they_are_in_no_order(fresh_graph, session):
     assert [race.first.op for race in left] == [behind_a_write.op.inputs[0].op]
     session.run(v.initializer)
     assert session.run([read, write])[0] == 1.0
-
-
-def variable_of_its_own():
-    return tf1.get_variable("own", [], use_resource=True)

@@ -4,6 +4,8 @@ import types
 
 import pytest
 
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
 from replicate.verification import subjects
 
 
@@ -13,19 +15,25 @@ def test_a_strategy_says_which_devices_work():
     assert subjects.worker_devices(["/cpu:2", "/cpu:1"], "one_device") == ("/device:CPU:2",)
 
 
-def test_a_config_of_another_kind_is_left_alone(tmp_path):
-    config = types.SimpleNamespace(model_dir="own")
-    assert subjects.run_config(config, str(tmp_path)) is config
-    assert subjects.run_config(None, str(tmp_path)).model_dir == str(tmp_path)
-
-
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_a_model_that_misses_tf_estimator_is_led_to_ours(is_alone):
+@pytest.mark.parametrize("side", ["one", "alone", "towers"])
+def test_a_model_that_misses_tf_estimator_is_led_to_ours(side, tmp_path):
     def model_fn(features):
         raise AttributeError("module 'tensorflow' has no attribute 'estimator'")
 
-    subject = subjects.Subject(model_fn, None, None, None)
-    build = subject.plain("/cpu:0") if is_alone else subject.replicated(["/cpu:0"], {})
-    with pytest.raises(AttributeError) as raised:
-        build({}, None, "predict")
+    config = subjects.run_config(None, str(tmp_path))
+    devices = ["/cpu:0", "/cpu:1"]
+    sides = subjects.sides(model_fn, None, devices, {}, devices, params={}, config=config)
+    with tf.Graph().as_default(), pytest.raises(AttributeError) as raised:
+        getattr(sides, side)({"x": tf.zeros([2])}, None, "infer")
     assert "call replicate.estimator.install()" in raised.value.__notes__[-1]
+
+
+def test_variables_of_one_device_are_of_the_kind_that_strategies_make(tmp_path, fresh_graph):
+    def model_fn(features):
+        w = tf1.get_variable("w", [], use_resource=False)
+        return estimator.EstimatorSpec("infer", {"y": w * features["x"]})
+
+    config = subjects.run_config(None, str(tmp_path))
+    sides = subjects.sides(model_fn, None, ["/cpu:0"], {}, ["/cpu:0"], params={}, config=config)
+    sides.one({"x": tf.zeros([2])}, None, "infer")
+    assert [variable.op.type for variable in tf1.global_variables()] == ["VarHandleOp"]
