@@ -137,32 +137,30 @@ def test_checkpoint_holds_one_value_and_restores_every_copy(tmp_path):
 # One variable, in a graph.
 
 
-def test_graph_fetches_assigns_and_initializes_every_copy():
-    with tf.Graph().as_default():
-        v = make((1.0, 2.0))
-        initialized = v.is_initialized()
-        assigned = v.assign(5.0)
-        added = v.assign_add(1.0, read_value=False)
-        with session() as sess:
-            assert not sess.run(initialized)
-            sess.run(v.initializer)
-            assert sess.run(initialized)
-            assert sess.run([v, *v.members]) == [1.0, 1.0, 2.0]
-            assert sess.run(assigned) == 5.0
-            assert sess.run(list(v.members)) == [5.0, 5.0]
-            assert sess.run(added) is None
-            assert sess.run(list(v.members)) == [6.0, 6.0]
+def test_graph_fetches_assigns_and_initializes_every_copy(fresh_graph):
+    v = make((1.0, 2.0))
+    initialized = v.is_initialized()
+    assigned = v.assign(5.0)
+    added = v.assign_add(1.0, read_value=False)
+    with session() as sess:
+        assert not sess.run(initialized)
+        sess.run(v.initializer)
+        assert sess.run(initialized)
+        assert sess.run([v, *v.members]) == [1.0, 1.0, 2.0]
+        assert sess.run(assigned) == 5.0
+        assert sess.run(list(v.members)) == [5.0, 5.0]
+        assert sess.run(added) is None
+        assert sess.run(list(v.members)) == [6.0, 6.0]
 
 
-def test_graph_gradient_and_resource_variable_facts():
-    with tf.Graph().as_default() as graph:
-        v = make((3.0, 4.0))
-        assert v.graph is graph
-        assert v.op.type == "VarHandleOp"
-        assert resource_variable_ops.is_resource_variable(v)
-        (gradient,) = tf.gradients(v * v, v)
-        with graph_session(v) as sess:
-            assert sess.run(gradient) == 6.0
+def test_graph_gradient_and_resource_variable_facts(fresh_graph):
+    v = make((3.0, 4.0))
+    assert v.fresh_graph is fresh_graph
+    assert v.op.type == "VarHandleOp"
+    assert resource_variable_ops.is_resource_variable(v)
+    (gradient,) = tf.gradients(v * v, v)
+    with graph_session(v) as sess:
+        assert sess.run(gradient) == 6.0
 
 
 def test_proto_initializes_every_copy_of_an_imported_graph():
@@ -200,24 +198,23 @@ def replicated_inputs(graph):
     return [op for op in graph.get_operations() if op.type == "TPUReplicatedInput"]
 
 
-def test_tpu_handle_is_a_replicated_input_over_the_copies():
-    with tf.Graph().as_default() as graph:
-        v = make((1.0, 2.0))
-        seen = {}
+def test_tpu_handle_is_a_replicated_input_over_the_copies(fresh_graph):
+    v = make((1.0, 2.0))
+    seen = {}
 
-        def body():
-            seen["handle"] = v.handle
-            seen["again"] = v.handle
-            seen["op"] = v.op
-            return v + 1.0
+    def body():
+        seen["handle"] = v.handle
+        seen["again"] = v.handle
+        seen["op"] = v.op
+        return v + 1.0
 
-        tf1.tpu.replicate(body, [[] for _ in range(K)])
-        (made,) = replicated_inputs(graph)
-        assert list(made.inputs) == [member.handle for member in v.members]
-        assert seen["handle"] is seen["again"]
-        assert seen["handle"].op is made
-        assert seen["op"].type == "VarHandleOp"
-        assert v.handle is v.members[0].handle
+    tf1.tpu.replicate(body, [[] for _ in range(K)])
+    (made,) = replicated_inputs(fresh_graph)
+    assert list(made.inputs) == [member.handle for member in v.members]
+    assert seen["handle"] is seen["again"]
+    assert seen["handle"].op is made
+    assert seen["op"].type == "VarHandleOp"
+    assert v.handle is v.members[0].handle
 
 
 @pytest.mark.parametrize(
@@ -234,39 +231,37 @@ def test_tpu_handle_is_a_replicated_input_over_the_copies():
         (lambda v: v.read_value(), "ReadVariableOp"),
     ],
 )
-def test_tpu_code_works_on_the_replica_alone(write, kind):
-    with tf.Graph().as_default() as graph:
-        v = make(([1.0, 2.0], [3.0, 4.0]))
+def test_tpu_code_works_on_the_replica_alone(write, kind, fresh_graph):
+    v = make(([1.0, 2.0], [3.0, 4.0]))
 
-        def body():
-            made = write(v)
-            with tf1.control_dependencies([made]):
-                return tf.identity(1.0)
+    def body():
+        made = write(v)
+        with tf1.control_dependencies([made]):
+            return tf.identity(1.0)
 
-        tf1.tpu.replicate(body, [[] for _ in range(K)])
-        (handle,) = replicated_inputs(graph)
-        users = [op.type for op in handle.outputs[0].consumers()]
-        assert kind in users
-        # Members are used by their own initializers and reads, and by the replicated input.
-        writers = {op.type for m in v.members for op in m.handle.consumers()}
-        assert writers <= {
-            "AssignVariableOp",
-            "ReadVariableOp",
-            "VarIsInitializedOp",
-            "TPUReplicatedInput",
-        }
+    tf1.tpu.replicate(body, [[] for _ in range(K)])
+    (handle,) = replicated_inputs(fresh_graph)
+    users = [op.type for op in handle.outputs[0].consumers()]
+    assert kind in users
+    # Members are used by their own initializers and reads, and by the replicated input.
+    writers = {op.type for m in v.members for op in m.handle.consumers()}
+    assert writers <= {
+        "AssignVariableOp",
+        "ReadVariableOp",
+        "VarIsInitializedOp",
+        "TPUReplicatedInput",
+    }
 
 
-def test_tpu_control_flow_reads_the_replica_copy():
-    with tf.Graph().as_default() as graph:
-        v = make((1.0, 2.0))
+def test_tpu_control_flow_reads_the_replica_copy(fresh_graph):
+    v = make((1.0, 2.0))
 
-        def body(x):
-            return tf.cond(x > 0.0, lambda: v + x, lambda: v - x)
+    def body(x):
+        return tf.cond(x > 0.0, lambda: v + x, lambda: v - x)
 
-        tf1.tpu.replicate(body, [[tf.constant(1.0)] for _ in range(K)])
-        handles = [op for op in replicated_inputs(graph) if op.inputs[0].dtype == tf.resource]
-        assert [list(op.inputs) for op in handles] == [[m.handle for m in v.members]]
+    tf1.tpu.replicate(body, [[tf.constant(1.0)] for _ in range(K)])
+    handles = [op for op in replicated_inputs(fresh_graph) if op.inputs[0].dtype == tf.resource]
+    assert [list(op.inputs) for op in handles] == [[m.handle for m in v.members]]
 
 
 def test_tpu_scope_and_optimizer_train_on_the_replica_copies():
@@ -317,40 +312,38 @@ def tower_id():
 
 
 @pytest.mark.parametrize("make_strategy", STRATEGIES)
-def test_tower_has_its_own_copy_in_a_graph(make_strategy):
-    with tf.Graph().as_default():
-        v = make((1.0, 2.0))
-        strategy = make_strategy()
-        with strategy.scope():
-            written = strategy.call_for_each_tower(lambda: v.assign(v * 10.0, read_value=False))
-            read = strategy.call_for_each_tower(lambda: v + 0.5)
-            written, read = strategy.group(written), strategy.unwrap(read)
-        with graph_session(v) as sess:
-            assert sess.run(read) == [1.5, 2.5]
-            sess.run(written)
-            assert sess.run(read) == [10.5, 20.5]
+def test_tower_has_its_own_copy_in_a_graph(make_strategy, fresh_graph):
+    v = make((1.0, 2.0))
+    strategy = make_strategy()
+    with strategy.scope():
+        written = strategy.call_for_each_tower(lambda: v.assign(v * 10.0, read_value=False))
+        read = strategy.call_for_each_tower(lambda: v + 0.5)
+        written, read = strategy.group(written), strategy.unwrap(read)
+    with graph_session(v) as sess:
+        assert sess.run(read) == [1.5, 2.5]
+        sess.run(written)
+        assert sess.run(read) == [10.5, 20.5]
 
 
 @pytest.mark.parametrize("make_strategy", STRATEGIES)
 @pytest.mark.parametrize("momentum", [False, True])
-def test_optimizer_in_towers_updates_every_copy(make_strategy, momentum):
-    with tf.Graph().as_default():
-        v = make((10.0, 10.0))
-        strategy = make_strategy()
+def test_optimizer_in_towers_updates_every_copy(make_strategy, momentum, fresh_graph):
+    v = make((10.0, 10.0))
+    strategy = make_strategy()
 
-        def tower_fn(x):
-            make_optimizer = tf1.train.GradientDescentOptimizer
-            optimizer = tf1.train.MomentumOptimizer(1.0, 0.9) if momentum else make_optimizer(1.0)
-            return optimizer.minimize(v * x, var_list=[v])
+    def tower_fn(x):
+        make_optimizer = tf1.train.GradientDescentOptimizer
+        optimizer = tf1.train.MomentumOptimizer(1.0, 0.9) if momentum else make_optimizer(1.0)
+        return optimizer.minimize(v * x, var_list=[v])
 
-        with strategy.scope():
-            x = strategy.broadcast(tf.constant(3.0))
-            train = strategy.group(strategy.call_for_each_tower(tower_fn, x))
-        others = [w for w in tf1.global_variables() if w is not v]
-        with graph_session(v, *others) as sess:
-            sess.run(train)
-            # The gradient is x = 3 in both towers, their mean 3: 10 - 1 * 3.
-            assert sess.run(list(v.members)) == [7.0, 7.0]
+    with strategy.scope():
+        x = strategy.broadcast(tf.constant(3.0))
+        train = strategy.group(strategy.call_for_each_tower(tower_fn, x))
+    others = [w for w in tf1.global_variables() if w is not v]
+    with graph_session(v, *others) as sess:
+        sess.run(train)
+        # The gradient is x = 3 in both towers, their mean 3: 10 - 1 * 3.
+        assert sess.run(list(v.members)) == [7.0, 7.0]
 
 
 def test_tower_number_must_match_the_copies():
@@ -363,43 +356,41 @@ def test_tower_number_must_match_the_copies():
 
 @pytest.mark.parametrize("make_strategy", STRATEGIES)
 @pytest.mark.parametrize("in_towers", [False, True])
-def test_scope_under_a_strategy_makes_the_copies_once(make_strategy, in_towers):
-    with tf.Graph().as_default():
-        strategy = make_strategy()
+def test_scope_under_a_strategy_makes_the_copies_once(make_strategy, in_towers, fresh_graph):
+    strategy = make_strategy()
 
-        def build():
-            with replicated_variable.replicated_scope(K, CPUS):
-                first = tf1.get_variable("w", initializer=1.0)
-            with tf1.variable_scope(tf1.get_variable_scope(), reuse=True):
-                assert tf1.get_variable("w") is first
-            return first
+    def build():
+        with replicated_variable.replicated_scope(K, CPUS):
+            first = tf1.get_variable("w", initializer=1.0)
+        with tf1.variable_scope(tf1.get_variable_scope(), reuse=True):
+            assert tf1.get_variable("w") is first
+        return first
 
-        with strategy.scope():
-            w = strategy.call_for_each_tower(build) if in_towers else build()
-        assert isinstance(w, replicated_variable.ReplicatedVariable)
-        assert [m.name for m in w.members] == ["w/0:0", "w/1:0"]
-        assert [tf.DeviceSpec.from_string(m.device).device_index for m in w.members] == [0, 1]
-        assert tf1.get_collection(GLOBAL) == tf1.get_collection(TRAINABLE) == [w]
+    with strategy.scope():
+        w = strategy.call_for_each_tower(build) if in_towers else build()
+    assert isinstance(w, replicated_variable.ReplicatedVariable)
+    assert [m.name for m in w.members] == ["w/0:0", "w/1:0"]
+    assert [tf.DeviceSpec.from_string(m.device).device_index for m in w.members] == [0, 1]
+    assert tf1.get_collection(GLOBAL) == tf1.get_collection(TRAINABLE) == [w]
 
 
 # The scope.
 
 
-def test_scope_makes_replicated_variables_and_lists_them_once():
-    with tf.Graph().as_default() as graph:
-        with replicated_variable.replicated_scope(K, CPUS), tf1.variable_scope("layer"):
-            w = tf1.get_variable("w", [3])
-            b = tf1.get_variable("b", [3], trainable=False, collections=[GLOBAL, "mine"])
-        plain = tf1.get_variable("plain", [])
-        assert isinstance(w, replicated_variable.ReplicatedVariable)
-        assert not isinstance(plain, replicated_variable.ReplicatedVariable)
-        assert (w.name, b.name) == ("layer/w", "layer/b")
-        assert [m.name for m in w.members] == ["layer/w/0:0", "layer/w/1:0"]
-        assert [m.device for m in w.members] == DEVICES
-        assert (w.trainable, b.trainable) == (True, False)
-        assert [id(v) for v in graph.get_collection(GLOBAL)] == [id(w), id(b), id(plain)]
-        assert [id(v) for v in graph.get_collection(TRAINABLE)] == [id(w), id(plain)]
-        assert [id(v) for v in graph.get_collection("mine")] == [id(b)]
+def test_scope_makes_replicated_variables_and_lists_them_once(fresh_graph):
+    with replicated_variable.replicated_scope(K, CPUS), tf1.variable_scope("layer"):
+        w = tf1.get_variable("w", [3])
+        b = tf1.get_variable("b", [3], trainable=False, collections=[GLOBAL, "mine"])
+    plain = tf1.get_variable("plain", [])
+    assert isinstance(w, replicated_variable.ReplicatedVariable)
+    assert not isinstance(plain, replicated_variable.ReplicatedVariable)
+    assert (w.name, b.name) == ("layer/w", "layer/b")
+    assert [m.name for m in w.members] == ["layer/w/0:0", "layer/w/1:0"]
+    assert [m.device for m in w.members] == DEVICES
+    assert (w.trainable, b.trainable) == (True, False)
+    assert [id(v) for v in fresh_graph.get_collection(GLOBAL)] == [id(w), id(b), id(plain)]
+    assert [id(v) for v in fresh_graph.get_collection(TRAINABLE)] == [id(w), id(plain)]
+    assert [id(v) for v in fresh_graph.get_collection("mine")] == [id(b)]
 
 
 def test_scope_names_tpu_devices_by_default():
@@ -426,14 +417,13 @@ def test_scope_works_eagerly():
     assert [tf.DeviceSpec.from_string(m.device).device_index for m in w.members] == [0, 1]
 
 
-def test_scope_reuses_the_same_variable():
-    with tf.Graph().as_default():
-        with replicated_variable.replicated_scope(K, CPUS) as scope:
-            w = tf1.get_variable("w", [3])
-            scope.reuse_variables()
-            assert tf1.get_variable("w", [3]) is w
-        assert not tf1.get_variable_scope().reuse
-        assert len(tf1.global_variables()) == 1
+def test_scope_reuses_the_same_variable(fresh_graph):
+    with replicated_variable.replicated_scope(K, CPUS) as scope:
+        w = tf1.get_variable("w", [3])
+        scope.reuse_variables()
+        assert tf1.get_variable("w", [3]) is w
+    assert not tf1.get_variable_scope().reuse
+    assert len(tf1.global_variables()) == 1
 
 
 def test_scope_counts_a_regularization_loss_once():
@@ -452,12 +442,11 @@ def test_scope_makes_partitioned_variables_whole(caplog):
     assert "w is made whole" in caplog.text
 
 
-def test_scope_goes_on_numbering_unnamed_scopes():
-    with tf.Graph().as_default():
-        for _ in range(2):
-            with replicated_variable.replicated_scope(K, CPUS), tf1.variable_scope(None, "dense"):
-                tf1.get_variable("w", [1])
-        assert [v.name for v in tf1.global_variables()] == ["dense/w", "dense_1/w"]
+def test_scope_goes_on_numbering_unnamed_scopes(fresh_graph):
+    for _ in range(2):
+        with replicated_variable.replicated_scope(K, CPUS), tf1.variable_scope(None, "dense"):
+            tf1.get_variable("w", [1])
+    assert [v.name for v in tf1.global_variables()] == ["dense/w", "dense_1/w"]
 
 
 def test_scope_needs_a_replica():
@@ -532,30 +521,29 @@ def is_replicated(v):
     return isinstance(v, replicated_variable.ReplicatedVariable)
 
 
-def test_legacy_optimizer_variables_are_replicated_in_a_graph():
-    with tf.Graph().as_default() as graph:
-        w = tf.Variable(10.0, name="w")
-        optimizer = keras().optimizers.legacy.SGD(1.0, momentum=0.5)
-        with replicated_variable.replicated_variable_for_optimizer(K, CPUS):
-            train = optimizer.apply_gradients([(tf.constant(3.0), w)])
-            other = tf.Variable(0.0, name="other")
-        assert not is_replicated(other)
-        made = optimizer.weights + list(optimizer._hyper.values())
-        made = [v for v in made if isinstance(v, tf.Variable)]
-        # iterations, the slot of w, learning rate, momentum, decay
-        assert len(made) >= 4
-        assert all(is_replicated(v) for v in made)
-        slot = optimizer.get_slot(w, "momentum")
-        assert slot.name == "SGD/w/momentum"  # as tf_keras names it without replicas
-        assert [m.device for m in slot.members] == DEVICES
-        assert [v.name for v in graph.get_collection(GLOBAL) if not is_replicated(v)] == [
-            "w:0",
-            "other:0",
-        ]
-        with graph_session() as sess:
-            sess.run(train)
-            # The momentum of 0 and the gradient of 3 give -3, which is added to 10.
-            assert sess.run([w, slot]) == [7.0, -3.0]
+def test_legacy_optimizer_variables_are_replicated_in_a_graph(fresh_graph):
+    w = tf.Variable(10.0, name="w")
+    optimizer = keras().optimizers.legacy.SGD(1.0, momentum=0.5)
+    with replicated_variable.replicated_variable_for_optimizer(K, CPUS):
+        train = optimizer.apply_gradients([(tf.constant(3.0), w)])
+        other = tf.Variable(0.0, name="other")
+    assert not is_replicated(other)
+    made = optimizer.weights + list(optimizer._hyper.values())
+    made = [v for v in made if isinstance(v, tf.Variable)]
+    # iterations, the slot of w, learning rate, momentum, decay
+    assert len(made) >= 4
+    assert all(is_replicated(v) for v in made)
+    slot = optimizer.get_slot(w, "momentum")
+    assert slot.name == "SGD/w/momentum"  # as tf_keras names it without replicas
+    assert [m.device for m in slot.members] == DEVICES
+    assert [v.name for v in fresh_graph.get_collection(GLOBAL) if not is_replicated(v)] == [
+        "w:0",
+        "other:0",
+    ]
+    with graph_session() as sess:
+        sess.run(train)
+        # The momentum of 0 and the gradient of 3 give -3, which is added to 10.
+        assert sess.run([w, slot]) == [7.0, -3.0]
 
 
 def test_later_optimizer_variables_are_replicated_eagerly():

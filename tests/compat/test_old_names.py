@@ -60,49 +60,46 @@ assert _Head is head._Head and linear.LinearClassifier
 def use_of(row):
     parent, _, name = row.name.rpartition(".")
     same = f"\nassert found is pkgutil.resolve_name({row.today!r})" if row.today else ""
-    begun = (
-        "" if row.name == "tf_keras.legacy_tf_layers" else f"from {parent} import {name} as found"
-    )
-    return begun + same + _WORDS.get(row.name, "")
+    return f"from {parent} import {name} as found" + same + _WORDS.get(row.name, "")
 
 
 USES = {row.name: use_of(row) for row in ROWS}
 
-# A child for each use runs it, and says how that went.
+# A child for each use runs it, and says how that went: before `install()`, and after two calls.
 RUN_EACH = """
 import json, os, pkgutil, sys
 from replicate import estimator
 from replicate.compat import old_names
 from replicate.compat.tensorflow import tf
 
-{install}
-outcomes = {{}}
-for name, use in json.loads({uses!r}).items():
-    reader, writer = os.pipe()
-    if not os.fork():
-        try:
-            exec(use)
-            said = "runs"
-        except BaseException as e:
-            said = f"{{type(e).__name__}}: {{e}}"
-        os.write(writer, said.encode()[:4000])
-        os._exit(0)
-    os.close(writer)
-    outcomes[name] = os.fdopen(reader).read()
-    os.wait()
-print(json.dumps(outcomes))
+def outcomes():
+    found = {{}}
+    for name, use in json.loads({uses!r}).items():
+        reader, writer = os.pipe()
+        if not os.fork():
+            try:
+                exec(use, dict(globals()))
+                said = "runs"
+            except BaseException as e:
+                said = f"{{type(e).__name__}}: {{e}}"
+            os.write(writer, said.encode()[:4000])
+            os._exit(0)
+        os.close(writer)
+        found[name] = os.fdopen(reader).read()
+        os.wait()
+    return found
+
+before = outcomes()
+estimator.install()
+estimator.install()
+print(json.dumps([before, outcomes()]))
 """
 
 
 @pytest.fixture(scope="module")
 def outcomes(run_python):
-    """What became of each use, without `install()` and after two calls of it."""
-
-    def said(install):
-        found = run_python(RUN_EACH.format(install=install, uses=json.dumps(USES)))
-        return json.loads(found.splitlines()[-1])
-
-    return said(""), said("estimator.install(); estimator.install()")
+    """What became of each use, before `install()` and after it."""
+    return json.loads(run_python(RUN_EACH.format(uses=json.dumps(USES))).splitlines()[-1])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
