@@ -1,6 +1,7 @@
 """The rules for modules, proved on each: layers, sizes, no assert in the package."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -46,8 +47,7 @@ def test_functions_have_few_parameters(module):
 
 @each_module
 def test_nothing_outside_of_tests_is_asserted(module):
-    tree = ast.parse((ROOT / module).read_text())
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    assert not [node.lineno for node in nodes(module) if isinstance(node, ast.Assert)]
 
 
 def test_every_lint_exception_has_a_reason():
@@ -58,9 +58,13 @@ def test_every_lint_exception_has_a_reason():
 
 def functions(module):
     """Returns the functions of a module, at whatever depth."""
-    tree = ast.parse((ROOT / module).read_text())
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [node for node in nodes(module) if isinstance(node, kinds)]
+
+
+@functools.cache
+def nodes(module):
+    return list(ast.walk(ast.parse((ROOT / module).read_text())))
 
 
 def length(function):

@@ -155,7 +155,7 @@ def test_graph_fetches_assigns_and_initializes_every_copy(fresh_graph):
 
 def test_graph_gradient_and_resource_variable_facts(fresh_graph):
     v = make((3.0, 4.0))
-    assert v.fresh_graph is fresh_graph
+    assert v.graph is fresh_graph
     assert v.op.type == "VarHandleOp"
     assert resource_variable_ops.is_resource_variable(v)
     (gradient,) = tf.gradients(v * v, v)

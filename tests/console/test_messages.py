@@ -21,14 +21,16 @@ LONG = "Partitioned variables are turned off under a strategy: https://example.o
 def pages():
     """Yields the page that each call of `messages.warn` names."""
     for path in sorted((ROOT / "replicate").glob("**/*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "messages.warn(" in text else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "messages.warn":
                 yield node.args[1].value
 
 
 def test_each_message_leads_to_a_page():
-    assert len(list(pages())) > 4
-    for page in pages():
+    found = list(pages())
+    assert len(found) > 4
+    for page in found:
         name, _, anchor = page.partition("#")
         assert not anchor or anchor in anchors(ROOT / "docs" / name), page
 
