@@ -3,9 +3,8 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from replicate.compat.tensorflow import tf
+from replicate.graph import operations
 from replicate.splitting.structure import effects, kinds, loops, order, own_functions
-
-_PASSING = ("Enter", "Identity", "RefEnter", "Switch")
 
 
 class Mirrored:
@@ -73,21 +72,10 @@ class Mirrored:
         """Whether a write can be made of each copy as well, given what holds the variables."""
         if self._structure.own_loop(op) is not None:
             return False
-        if any(handle not in handles for handle in _handles_of(op)):
+        used = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+        if any(operations.made_by(handle) not in handles for handle in used):
             return False
         return self.functions.can_be_copied(op.node_def)
-
-
-def _handles_of(op: tf.Operation) -> dict[tf.Operation, None]:
-    """Returns what holds the variables that an operation uses, and other resources."""
-    return {_made_by(tensor): None for tensor in op.inputs if tensor.dtype == tf.resource}
-
-
-def _made_by(tensor: tf.Tensor) -> tf.Operation:
-    """Returns what made a handle that may be in a branch or a loop."""
-    while tensor.op.type in _PASSING:
-        tensor = tensor.op.inputs[0]
-    return tensor.op
 
 
 def users(handle: tf.Tensor) -> Iterator[tf.Operation]:
@@ -95,7 +83,7 @@ def users(handle: tf.Tensor) -> Iterator[tf.Operation]:
     waiting = [handle]
     while waiting:
         for op in waiting.pop().consumers():
-            if op.type in _PASSING:
+            if op.type in operations.PASSING:
                 waiting.extend(op.outputs)
             else:
                 yield op

@@ -307,22 +307,22 @@ class Joins:
         part, device, dtype = self._writer.own(tensor, k), self._devices[k], tensor.dtype
         ids = state.ids
         offset = self._cast(self.runs_of(ids.space).begins[k], dtype, self._home)
-        scale = np.array(ids.stride, dtype.as_numpy_dtype)
-        if ids.column is not None:
-            rank = self.rank(tensor)
-            width = self._length(tensor, state, 0 if ids.is_upright else rank - 1)
-            scale = (np.arange(width) == ids.column).astype(dtype.as_numpy_dtype) * scale
-            if ids.is_upright:
-                scale = scale.reshape([width] + [1] * (rank - 1))
-        by = self._binary("Mul", offset, self._writer.constant(scale, k), dtype, device)
+        scale: Reference = self._writer.constant(np.array(ids.stride, dtype.as_numpy_dtype), k)
+        scale = scale if ids.column is None else self._column(tensor, state, k)
+        by = self._binary("Mul", offset, scale, dtype, device)
         return self._binary("AddV2", part, by, dtype, device)
 
-    def _length(self, tensor: tf.Tensor, state: Rows, axis: int) -> int:
-        shape = self._analysis.facts.known_shape(tensor, state.axis)
-        length = None if shape is None else shape[axis]
-        if length is None:
-            raise ValueError(f"A length of {tensor.name} is to be known, and is not.")
-        return length
+    def _column(self, tensor: tf.Tensor, state: RowNumbers, k: int) -> str:
+        """Returns the stride where coordinates have numbers of rows, and zeros beside it."""
+        ids, device, dtype = state.ids, self._devices[k], tensor.dtype
+        rank, kind = self.rank(tensor), dtype.as_numpy_dtype
+        axis = 0 if ids.is_upright else rank - 1
+        width = self.entry(self._writer.own(tensor, k), dtype, axis, device)
+        given = (np.int32(ids.column), kind(ids.stride), kind(0), [-1] + [1] * (rank - 1))
+        column, on, off, shape = (self._writer.constant(np.array(n), k) for n in given)
+        scale = self._nodes.add("OneHot", [column, width, on, off], device, T=dtype, TI=tf.int32)
+        kinds = {"T": dtype, "Tshape": tf.int64}
+        return self._nodes.add("Reshape", [scale, shape], device, **kinds) if axis == 0 else scale
 
     # What is whole is cut.
 

@@ -436,13 +436,14 @@ def test_a_sparse_batch_of_an_unknown_rank_is_split(fresh_graph, width):
     sums, dense = tf.sparse.reduce_sum(given, 1), tf.sparse.to_dense(given)
     kinds = ("SparseReduceSum", "SparseToDense")
     made = [op for op in fresh_graph.get_operations() if op.type in kinds]
-    result = alike.split([given], [sums, dense])
+    result = alike.split([given], [sums, dense, tf.identity(given.indices)])
     assert [result.how(op) for op in made] == ["split", "split"]
     places = [[0, 1], [0, 3], [2, 0], [3, 2]]
     value = tf1.SparseTensorValue(places, [1.0, 2.0, 3.0, 4.0], [4, 4])
     with alike.session() as session:
         found = session.run(result.fetch, {given: value})
     np.testing.assert_array_equal(found[0], [3.0, 0.0, 3.0, 4.0])
+    np.testing.assert_array_equal(found[2], places)
     assert [found[1][place] for place in map(tuple, places)] == [1.0, 2.0, 3.0, 4.0]
 
 
