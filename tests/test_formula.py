@@ -2,9 +2,10 @@
 
 import pytest
 
+from replicate.app.inspect import traffic
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import all_reduce, collectives
-from scripts.benchmarking import formula, transfers
+from scripts.benchmarking import formula, shapes
 from scripts.benchmarking.formula import ALL_GATHER, ALL_REDUCE, Collective
 
 ALL = [Collective(ALL_REDUCE, 1200), Collective(ALL_GATHER, 100)]
@@ -96,7 +97,7 @@ def test_slices_of_a_batch_are_as_many_as_it_has_rows():
             None,
             None,
         ]
-        counts = transfers.row_counts(graph, 7)
+        counts = shapes.row_counts(graph, 7)
         # 14 ids, and so 16 rows.
         assert [one.bytes for one in formula.collectives_of(graph.get_operations(), counts)] == [
             4,
@@ -113,9 +114,9 @@ def test_collectives_of_gpus_move_what_a_ring_does():
             with tf.device(gpu):
                 parts.append([tf.zeros([20]), tf.zeros([4])])
         sums = all_reduce.nccl(parts, gpus)
-        moved = transfers.transfers([tensor for row in sums for tensor in row], {})
+        moved = traffic.transfers([tensor for row in sums for tensor in row])
     # Each passes 2 * 3 / 4 of 80 and of 16 bytes on to the next one.
     assert moved == [
-        transfers.Transfer(gpus[k], gpus[(k + 1) % 4], tensors=2, bytes=120 + 24, unsized=0)
+        traffic.Transfer(gpus[k], gpus[(k + 1) % 4], tensors=2, bytes=120 + 24, unsized=0)
         for k in range(4)
     ]

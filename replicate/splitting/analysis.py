@@ -33,6 +33,7 @@ from replicate.splitting.structure import definitions, effects, equal, kinds, lo
 
 LEAVES = folding.LEAVES
 FILLS = ("Const", "Fill")  # of no cost
+SPREADS = ("BroadcastTo", "Fill", "Tile")  # make many entries of few, as many as they are told
 _OF_BRANCHES = (*kinds.MERGES, *kinds.SWITCHES)
 MOST_DIMENSIONS = 8  # of a tensor that TensorFlow cuts
 
@@ -205,7 +206,8 @@ class Analysis:
                 self._be_whole(op, f"it is in a loop that is whole, since {reason}")
             return
         rule = registry.RULES.get(op.type)
-        is_asked = rule is not None and op.type in registry.ALWAYS
+        is_spread = bool(self.facts.static_rows) and op.type in SPREADS
+        is_asked = rule is not None and (op.type in registry.ALWAYS or is_spread)
         is_alike = all(state is WHOLE or state is COPIED for state in inputs)
         if self.mirrored.is_repeated(op):
             self._be_copied(op)

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from replicate.app.inspect import traffic
 from replicate.compat.tensorflow import tf, tf1
 
-from . import transfers
+from . import shapes
 
 ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
 _KINDS = {"CollectiveReduceV2": ALL_REDUCE, "CollectiveGatherV2": ALL_GATHER}
@@ -105,7 +106,7 @@ def servers(read: Sequence[int], written: Sequence[int], workers: int) -> Figure
     return Figures(sum(written), sum(read), 2, *busiest)
 
 
-def of_servers(step: transfers.Step, workers: int, rows: int) -> Figures:
+def of_servers(step: traffic.Step, workers: int, rows: int) -> Figures:
     """Returns what a step of a worker's graph moves between parameter servers and all workers.
 
     Args:
@@ -115,7 +116,8 @@ def of_servers(step: transfers.Step, workers: int, rows: int) -> Figures:
     """
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
-    for one in transfers.transfers(step, transfers.row_counts(tf1.get_default_graph(), rows)):
+    known = shapes.Shapes(shapes.row_counts(tf1.get_default_graph(), rows))
+    for one in traffic.transfers(step, known.of):
         is_read = one.source.startswith(_SERVER)
         if is_read != one.target.startswith(_SERVER):
             part, server = (read, one.source) if is_read else (written, one.target)
@@ -128,21 +130,21 @@ def collectives_of(ops: Iterable[tf.Operation], row_counts: Mapping[str, int]) -
 
     Args:
         ops: Of a step.
-        row_counts: See `transfers.row_counts`.
+        row_counts: See `shapes.row_counts`.
     """
-    sizes = transfers.Sizes(row_counts)
+    known = shapes.Shapes(row_counts)
     found = {op for op in ops if op.type in _KINDS}
     in_order = sorted(found, key=lambda op: op._id)
-    return [Collective(_KINDS[op.type], _size(op.inputs[0], sizes)) for op in in_order]
+    return [Collective(_KINDS[op.type], _size(op.inputs[0], known)) for op in in_order]
 
 
-def _size(tensor: tf.Tensor, sizes: transfers.Sizes) -> int | None:
+def _size(tensor: tf.Tensor, known: shapes.Shapes) -> int | None:
     """Returns how many bytes a worker brings; None where only a run can tell."""
-    size = sizes.of(tensor)
+    size = traffic.bytes_of(tensor, known.of)
     if size is not None:
         return size
     slices = next((op for op in _behind(tensor) if op.type == _LENGTHENED), None)
-    shape = None if slices is None else sizes.shape_of(slices.inputs[0])
+    shape = None if slices is None else known.of(slices.inputs[0])
     if shape is None or not shape.is_fully_defined():
         return None
     rows, width = shape.as_list()[0], shape[1:].num_elements()

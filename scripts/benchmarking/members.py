@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarking import formula, models, names, subjects, transfers
+from benchmarking import formula, models, names, shapes, subjects
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
@@ -171,7 +171,7 @@ class _Clock(tf1.train.SessionRunHook):
         if self._step is None:  # not ours: all that is in the graph
             joined = formula.collectives_of(graph.get_operations(), {})
         else:
-            counts = transfers.row_counts(graph, self._rows)
+            counts = shapes.row_counts(graph, self._rows)
             joined = formula.collectives_of(operations.executed_by(self._step), counts)
         figures = formula.ring(joined, self._workers)
         if self._step is not None and self._servers:

@@ -74,12 +74,12 @@ def _sizes(name: str, towers: int, strategy: str) -> tuple[float, ...]:
 
 def _transfers(step: list, first: list, towers: int) -> list:
     """Returns what travels; shapes that only a run can tell are those of one step."""
-    from benchmarking import transfers
+    from replicate.app.inspect import traffic
     from replicate.compat.tensorflow import tf, tf1
 
     unknown: list[Any] = []
-    if not any(one.unsized for one in transfers.transfers(step, {}, unknown.append)):
-        return transfers.transfers(step, {})
+    if not any(one.unsized for one in traffic.transfers(step, unknown.append)):
+        return traffic.transfers(step)
     shapes = []
     for tensor in unknown:
         with tf.device(tensor.device):
@@ -90,7 +90,7 @@ def _transfers(step: list, first: list, towers: int) -> list:
     known = {
         tensor.ref(): tf.TensorShape(size) for tensor, size in zip(unknown, sizes, strict=True)
     }
-    found = transfers.transfers(step, {}, lambda tensor: known.get(tensor.ref()))
+    found = traffic.transfers(step, lambda tensor: known.get(tensor.ref()))
     if any(one.unsized for one in found):
         raise RuntimeError(f"What travels must have a size after a step; got {found}.")
     return found

@@ -26,6 +26,17 @@ def noisy(features, labels, mode, params):
     noise = tf1.random.uniform(tf1.shape(y), name="noise")
     loss = tf1.reduce_mean(tf1.square(y + noise - labels))
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+
+def bag(features, labels, mode, params):
+    """y sums what a table has for each word; a text may have any number of words."""
+    table = tf1.get_variable("table", [10, 2])
+    y = tf1.reduce_sum(tf1.gather(table, features["words"]), axis=1)
+    loss = tf1.reduce_mean(tf1.square(y - labels))
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+
+def texts():
+    rows = tf.data.Dataset.range(1, 7).map(lambda n: (tf.zeros([n], tf.int64), tf.zeros([2])))
+    return rows.padded_batch(6).map(lambda words, y: ({"words": words}, y)).repeat()
 '''
 
 CONFIG = """
@@ -99,11 +110,44 @@ def test_a_split_graph_is_told_by_device(describe):
         ("mirrored", [64, 64]),
     ],
 )
-def test_each_device_is_told_with_the_variables_that_it_has(describe, strategy, held):
+def test_each_device_is_told_beside_an_even_share_and_what_all_reduce_moves(
+    describe, strategy, held
+):
     found = describe(f"strategy={strategy}")
+    assert [one.held for one in found.devices] == held
+    # Two devices: (32 + 32) / 2 bytes each, and 2 * (2 - 1) / 2 of W and b.
+    assert found.bound == description.Bound(held=32, moved=32)
     assert found.strategy == strategy
     kept = sum(one.bytes for one in found.variables if one.kind == "other")
     assert [one.bytes for one in found.devices] == [held[0] + kept, held[1]]
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+@pytest.mark.parametrize("size", [6, 60])
+def test_devices_are_told_with_what_they_send_and_receive(describe, strategy, size):
+    found = describe(f"strategy={strategy}", f"train.input.batch_size={size}")
+    first, second = found.devices
+    # To the second one: its rows of x (12 bytes each) and y (8); W (24) and b (8), or the sum of
+    # their gradients; and some numbers. Back: the gradients of W and b, its part of the loss (4).
+    rows = size // 2 * (12 + 8)
+    assert rows + 32 <= second.received == first.sent <= rows + 32 + 32
+    assert first.received == second.sent == 32 + 4
+    assert found.unsized == 0
+
+
+def test_a_bound_is_rounded_up(describe):
+    # Three devices: 64 / 3 = 21 1/3 bytes of weights and slots, 2 * 2 / 3 * 32 = 42 2/3 moved.
+    found = describe("devices=[/cpu:0, /cpu:1, /cpu:2]")
+    assert found.bound == description.Bound(held=22, moved=43)
+    assert found.devices[0].received == 2 * (32 + 4)
+
+
+def test_what_only_a_run_can_size_is_counted_apart(describe):
+    found = describe("model_fn=described_model:bag", "train.input=described_model:texts")
+    # The words are looked up where the table is. To the second tower: its texts' words and what
+    # was found for them, both as many as the longest text has; its 16 of 32 labels; some numbers.
+    assert found.unsized >= 2
+    assert 16 * 8 <= found.devices[1].received <= 16 * 8 + 64
 
 
 def test_towers_that_are_calls_are_told_by_device(describe):
@@ -118,6 +162,7 @@ def test_one_device_is_told_by_its_name(describe):
     found = describe("devices=[/cpu:1]")
     assert found.strategy == "one_device"
     assert [one.name for one in found.devices if one.tower is not None] == [SECOND]
+    assert found.bound is None
     assert describe("devices=[/cpu:1]", "strategy=multi_worker").strategy == "multi_worker"
 
 

@@ -196,3 +196,26 @@ def test_rows_of_a_tables_gradient_are_gathered_beside_the_table(fresh_graph):
     gathered = [op for op in operations.executed_by([update]) if op.type == "ConcatV2"]
     assert gathered
     assert {op.device for op in gathered} == {DEVICES[1]}
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        lambda: tf.fill([6, 4], 2.0),
+        lambda: tf.tile([[1.0, 2.0, 3.0, 4.0]], [6, 1]),
+        lambda: tf.broadcast_to(3.0, [6, 4]),
+    ],
+    ids=["Fill", "Tile", "BroadcastTo"],
+)
+def test_rows_of_a_static_batch_that_are_alike_are_made_where_they_are_read(fresh_graph, spread):
+    x = tf1.placeholder(tf.float32, [6, 4])
+    made = spread()
+    result = alike.split([x], [x * made, tf.identity(made)], static_rows=6)
+    assert result.how(made.op) == "split"
+    own = [op.device for op in fresh_graph.get_operations() if op.type == made.op.type]
+    assert set(DEVICES) <= set(own)
+    values = np.arange(24.0).reshape(6, 4)
+    with alike.session() as session:
+        product, whole = session.run(result.fetch, {x: values})
+    np.testing.assert_array_equal(product, values * whole)
+    assert whole.shape == (6, 4)

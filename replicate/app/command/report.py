@@ -48,7 +48,7 @@ def print_signatures(title: str, signatures: Mapping[str, Mapping[str, Mapping[s
 
 
 def print_description(found: description.Description) -> None:
-    """Prints a training's variables, devices and what is split, as tables."""
+    """Prints a training's variables, devices, what is split and what moves, as tables."""
     towers = sum(device.tower is not None for device in found.devices)
     of_towers = f"{towers} tower{'s' if towers > 1 else ''} ({found.strategy})"
     print(f"{found.name}: {of_towers}, batches of {found.batch_size} rows")
@@ -70,6 +70,17 @@ def print_description(found: description.Description) -> None:
     _print_table(columns, [row[: len(columns)] for row in rows])
     if found.split is not None:
         _print_split(found.split)
+    if found.bound is not None:
+        _print_moved(found, found.bound)
+
+
+def _print_moved(found: description.Description, bound: description.Bound) -> None:
+    """Prints the bytes that devices hold and move, beside an even share and an all-reduce."""
+    rest = f"; {found.unsized:,} tensors whose sizes only a run can tell" if found.unsized else ""
+    print(f"bytes of weights and slots, and of a step{rest}:")
+    rows = [(description.short(d.name), d.held, d.sent, d.received) for d in found.devices]
+    rows.append(("bound", bound.held, bound.moved, bound.moved))
+    _print_table(("device", "held", "sent", "received"), rows)
 
 
 def _print_split(found: splitting.Report) -> None:

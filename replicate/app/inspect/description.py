@@ -4,15 +4,17 @@ The training graph is built as a training builds it, over a batch of the config'
 measured. Nothing runs, and no checkpoint is looked at.
 """
 
-import functools
+import contextlib
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from replicate import devices, estimator, model_fn, types
+from replicate import estimator, model_fn, types
 from replicate.app.config import config, sections
 from replicate.app.data import section_inputs
+from replicate.app.inspect import traffic
 from replicate.app.training import estimators
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
@@ -24,7 +26,6 @@ from replicate.verification import subjects
 KINDS = ("weight", "slot", "other", "local")  # of variables, in the order in which they are told
 _KINDS = {verified.WEIGHTS: "weight", verified.SLOTS: "slot", verified.OTHERS: "other"}
 _TOWER = re.compile(r"tower_(\d+)/")  # begins the names of a tower's operations
-_CPU = "/device:CPU:0"
 
 
 class Variable(NamedTuple):
@@ -58,6 +59,9 @@ class Device(NamedTuple):
         bytes: Of these copies, as far as they are known.
         operations: How many operations of a training step run there.
         of_tower: How many of a step are the tower's part of a graph that is split by rows.
+        held: The bytes of weights and slots there.
+        sent: How many bytes a step sends to other devices, as far as they are known.
+        received: How many it receives from them.
     """
 
     name: str
@@ -66,6 +70,21 @@ class Device(NamedTuple):
     bytes: int
     operations: int
     of_tower: int = 0
+    held: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+class Bound(NamedTuple):
+    """What each of K devices holds and moves if all do as much, and no more than they must.
+
+    Attributes:
+        held: 1 / K of the bytes of weights and slots.
+        moved: 2 (K - 1) / K of the bytes of weights, sent and received: a ring all-reduce.
+    """
+
+    held: int
+    moved: int
 
 
 class Description(NamedTuple):
@@ -79,6 +98,8 @@ class Description(NamedTuple):
         devices: The towers', in their order, then all others that have something to do.
         split: What is split by rows of one device's graph, and what is whole; None: towers are
             calls of the model.
+        bound: Of each device; None: there is one tower, or there are other workers.
+        unsized: How many tensors move whose sizes only a run can tell.
     """
 
     name: str
@@ -87,6 +108,8 @@ class Description(NamedTuple):
     variables: tuple[Variable, ...]
     devices: tuple[Device, ...]
     split: report.Report | None = None
+    bound: Bound | None = None
+    unsized: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold."""
@@ -108,27 +131,66 @@ def short(device: str) -> str:
 def describe(settings: config.Config) -> Description:
     """Builds the training graph of a config and measures it.
 
+    It is built twice: as a training builds it, and for batches that are known to have all rows,
+    where TensorFlow infers how many bytes a step moves.
+
     Raises:
         DeviceError: If this machine lacks a device.
         RunError: If a function or a file is bad or missing.
     """
-    batch_size = settings.section(sections.Train).input.batch_size
+    rows = settings.section(sections.Train).input.batch_size
     described = estimators.describe(settings)
     workers = subjects.worker_devices(described.devices, described.options.get("strategy"))
     name = settings.strategy or "parameter_server"
     if len(workers) == 1 and name != "multi_worker":
         name = "one_device"
+    moved: list[traffic.Transfer] = []
+    if len(workers) > 1:
+        with _graph(settings, described, rows) as step:
+            moved = traffic.transfers(step)
+    with report.heard() as heard, _graph(settings, described) as step:
+        variables, executed = find_variables(), operations.executed_by(step)
+        split = heard and report.of_step(heard[0], executed, len(workers), rows)
+        found = tuple(_measured(executed, variables, workers, moved, bool(split)))
+    bound = _bound(variables, len(workers)) if len(workers) > 1 else None
+    unsized = sum(one.unsized for one in moved)
+    return Description(settings.name, name, rows, variables, found, split or None, bound, unsized)
+
+
+@contextlib.contextmanager
+def _graph(
+    settings: config.Config, described: estimators.Described, rows: int | None = None
+) -> Iterator[traffic.Step]:
+    """Enters a training graph, of which it yields what a step runs.
+
+    Args:
+        settings: The config.
+        described: What its training is made of.
+        rows: How many rows a batch is known to have; None: only a run can tell.
+    """
     make = section_inputs.input_fn(settings, "train")
-    with tf.Graph().as_default(), report.heard() as heard:
+    with tf.Graph().as_default():
         tf1.set_random_seed(settings.seed)
         tf1.train.create_global_step()
-        with tf.device(_CPU):
+        with tf.device("/device:CPU:0"):
             element = tf1.data.make_initializable_iterator(make()).get_next()
+        for tensor in tf.nest.flatten(element) if rows else ():
+            if isinstance(tensor, tf.Tensor) and tensor.shape.rank:
+                tensor.set_shape([rows, *[None] * (tensor.shape.rank - 1)])
         spec = _built(described, element)
-        variables, executed = find_variables(), operations.executed_by([spec.train_op, spec.loss])
-        split = heard and report.of_step(heard[0], executed, len(workers), batch_size)
-        measured = tuple(_measured(executed, variables, workers, bool(split)))
-    return Description(settings.name, name, batch_size, variables, measured, split or None)
+        yield [spec.train_op, spec.loss]
+
+
+def _bound(variables: Sequence[Variable], num_towers: int) -> Bound:
+    """Returns what each device holds and moves at best."""
+    weights, slots = (_bytes(variables, (kind,)) for kind in ("weight", "slot"))
+    moved = 2 * (num_towers - 1) * weights / num_towers
+    return Bound(math.ceil((weights + slots) / num_towers), math.ceil(moved))
+
+
+def _bytes(variables: Sequence[Variable], kinds: Sequence[str] = KINDS) -> int:
+    """Returns the bytes of one copy of variables, as far as they are known."""
+    return sum(one.bytes or 0 for one in variables if one.kind in kinds)
 
 
 def _built(described: estimators.Described, element: types.Nest) -> estimator.EstimatorSpec:
@@ -158,64 +220,36 @@ def find_variables() -> tuple[Variable, ...]:
                 kind,
                 None if shape.rank is None else tuple(shape.as_list()),
                 dtype.name,
-                size_of(shape, dtype),
-                tuple(map(place_of, handles)),
+                traffic.size_of(shape, dtype),
+                tuple(map(traffic.place_of, handles)),
             )
         )
     return tuple(sorted(found, key=lambda one: (KINDS.index(one.kind), one.name)))
-
-
-def size_of(shape: tf.TensorShape, dtype: tf.DType) -> int | None:
-    """Returns how many bytes a tensor has; None where only a run can tell."""
-    count = shape.num_elements()
-    is_known = count is not None and dtype not in (tf.string, tf.variant, tf.resource)
-    return count * dtype.base_dtype.size if is_known else None
-
-
-def place_of(op: tf.Operation) -> str:
-    """Returns the device on which an operation runs.
-
-    What works on a variable, an iterator or a table is where that is, whatever it was told; and
-    one that was not told is where the first that works on it was told to be.
-    """
-    resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
-    if resources and not operations.is_call(op):
-        return place_of(resources[0].op)
-    made = [tensor for tensor in op.outputs if tensor.dtype == tf.resource]
-    users = (user for tensor in made for user in tensor.consumers())
-    told = (one.device for one in (op, *users) if one.device and not operations.is_call(one))
-    return _placed(op.device or next(told, None))
-
-
-@functools.cache
-def _placed(device: str | None) -> str:
-    """Returns the whole name of a device that is named in part, or not at all.
-
-    Where nothing is named TensorFlow takes the first GPU, or the CPU where there is none.
-    """
-    found = devices.canonical_or_same(device)
-    named = tf.DeviceSpec.from_string(found)
-    if named.device_type and named.device_index is not None:
-        return found
-    first = (devices.local_devices("GPU") or (_CPU,))[0]
-    if named.device_type and named.device_type not in first:
-        first = f"/device:{named.device_type}:0"
-    whole = tf.DeviceSpec.from_string(first).make_merged_spec(named)
-    return devices.canonical_or_same(whole.to_string())
 
 
 def _measured(
     executed: set[tf.Operation],
     variables: Sequence[Variable],
     workers: Sequence[str],
+    moved: Sequence[traffic.Transfer],
     is_split: bool,
 ) -> Iterator[Device]:
     """Yields the towers' devices, then all others that hold or do something in a step."""
-    counts = Counter(map(place_of, executed))
+    counts = Counter(map(traffic.place_of, executed))
     named = (_TOWER.match(op.name) for op in executed if is_split)
     parts = Counter(match[1] for match in named if match)
     held = {name for variable in variables for name in variable.devices}
     for name in (*workers, *sorted({*counts, *held} - set(workers))):
-        own = [variable.bytes or 0 for variable in variables if name in variable.devices]
+        own = [variable for variable in variables if name in variable.devices]
         tower = workers.index(name) if name in workers else None
-        yield Device(name, tower, len(own), sum(own), counts[name], parts[str(tower)])
+        yield Device(
+            name,
+            tower,
+            len(own),
+            _bytes(own),
+            counts[name],
+            parts[str(tower)],
+            held=_bytes(own, ("weight", "slot")),
+            sent=sum(one.bytes for one in moved if one.source == name),
+            received=sum(one.bytes for one in moved if one.target == name),
+        )

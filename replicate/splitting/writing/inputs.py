@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
-from replicate.splitting.analysis import FILLS, Given
+from replicate.splitting.analysis import FILLS, SPREADS, Given
 from replicate.splitting.inference import extents, probes
 from replicate.splitting.rules import random, sparse
 from replicate.splitting.states import SIZE, Ids, Local, RowNumbers, Rows, Space
@@ -193,7 +193,7 @@ def _makes_rows(op: tf.Operation, number: int) -> bool:
 
     NOTE: whole numbers may be a shape, or axes: only those count that a loop begins with.
     """
-    if op.type not in (*FILLS, "Range") and op.type not in random.SEEDED:
+    if op.type not in (*FILLS, *SPREADS, "Range") and op.type not in random.SEEDED:
         return False
     made = op.outputs[0]
     if not made.shape.rank or number not in made.shape.as_list():

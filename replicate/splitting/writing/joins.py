@@ -318,9 +318,9 @@ class Joins:
         rank, kind = self.rank(tensor), dtype.as_numpy_dtype
         axis = 0 if ids.is_upright else rank - 1
         width = self.entry(self._writer.own(tensor, k), dtype, axis, device)
-        given = (np.int32(ids.column), kind(ids.stride), kind(0), [-1] + [1] * (rank - 1))
-        column, on, off, shape = (self._writer.constant(np.array(n), k) for n in given)
-        scale = self._nodes.add("OneHot", [column, width, on, off], device, T=dtype, TI=tf.int32)
+        given = (np.array(ids.column, np.int32), kind(ids.stride), kind(0), [-1] + [1] * (rank - 1))
+        index, on, off, shape = (self._writer.constant(np.array(n), k) for n in given)
+        scale = self._nodes.add("OneHot", [index, width, on, off], device, T=dtype, TI=tf.int32)
         kinds = {"T": dtype, "Tshape": tf.int64}
         return self._nodes.add("Reshape", [scale, shape], device, **kinds) if axis == 0 else scale
 

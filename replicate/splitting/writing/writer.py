@@ -46,7 +46,7 @@ OfDevice: TypeAlias = Callable[[int], Reference]
 """Returns what a device, given by its number, reads."""
 
 _PASSED = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
-_NUMBERING = ("Range",)  # makes rows of their number alone: no device has to send its own
+_OF_NUMBERS = ("Range", *analyses.SPREADS)  # may make rows of their number alone
 
 
 class Writer:
@@ -184,8 +184,10 @@ class Writer:
         if passed is not tensor:
             return self.whole(passed)
         op = tensor.op
-        if op.type in _NUMBERING and isinstance(state, (Rows, Partial)):
-            return self.joins.run_once(tensor)
+        if op.type in _OF_NUMBERS and isinstance(state, (Rows, Partial)):
+            read = [self.analysis.state(each) for each in op.inputs]
+            if all(each is WHOLE or each is COPIED or each is SIZE for each in read):
+                return self.joins.run_once(tensor)  # no device has to send its own
         if state is SIZE:
             if op.type in analyses.LEAVES and self.analysis.how.get(op) is SIZE:
                 return self.joins.whole_size(tensor)
