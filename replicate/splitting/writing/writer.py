@@ -46,7 +46,7 @@ OfDevice: TypeAlias = Callable[[int], Reference]
 """Returns what a device, given by its number, reads."""
 
 _PASSED = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
-_OF_NUMBERS = ("Range", *analyses.SPREADS)  # may make rows of their number alone
+_OF_NUMBERS = ("Range", *analyses.SPREADS)
 
 
 class Writer:
@@ -184,10 +184,8 @@ class Writer:
         if passed is not tensor:
             return self.whole(passed)
         op = tensor.op
-        if op.type in _OF_NUMBERS and isinstance(state, (Rows, Partial)):
-            read = [self.analysis.state(each) for each in op.inputs]
-            if all(each is WHOLE or each is COPIED or each is SIZE for each in read):
-                return self.joins.run_once(tensor)  # no device has to send its own
+        if isinstance(state, (Rows, Partial)) and self._is_of_numbers(op):
+            return self.joins.run_once(tensor)
         if state is SIZE:
             if op.type in analyses.LEAVES and self.analysis.how.get(op) is SIZE:
                 return self.joins.whole_size(tensor)
@@ -207,6 +205,11 @@ class Writer:
             f"What is joined has rows or parts; {tensor.name} is {state}. This is an error in "
             "replicate; please report it."
         )
+
+    def _is_of_numbers(self, op: tf.Operation) -> bool:
+        """Whether rows are made of their number alone, so that no device has to send its own."""
+        read = (self.analysis.state(each) for each in op.inputs)
+        return op.type in _OF_NUMBERS and all(each in (WHOLE, COPIED, SIZE) for each in read)
 
     def whole_on(self, tensor: tf.Tensor, k: int) -> Reference:
         """Returns a whole value as device k reads it: its own, where it has one."""
