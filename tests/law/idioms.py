@@ -45,14 +45,6 @@ def tokens_of_texts(f, y, v):
     return _error(tf.reduce_mean(found, 1), y)
 
 
-def tokens_of_sparse_texts(f, y, v):
-    texts = tf.strings.reduce_join(tf.strings.as_string(y["words"]), 1, separator=" ")
-    words = tf1.string_split(texts, " ")
-    ids = tf.strings.to_hash_bucket_fast(words.values, 6)
-    ids = tf.SparseTensor(words.indices, ids, words.dense_shape)
-    return _error(tf.nn.safe_embedding_lookup_sparse(_table(6), ids), y)
-
-
 def without_padding(f, y, v):
     """Layers that see no padding, which is taken out before and put back behind them."""
     shape = tf.shape(f["tokens"])
@@ -72,12 +64,6 @@ def _scores_of(f, v):
         tf.transpose(f["tokens"], [1, 0, 2]), tf.concat([v.w, v.b[:, None]], 1), 1
     )
     return tf.cast(scores, tf.float32)
-
-
-def ctc(f, y, v):
-    labels = tf.sparse.from_dense(tf.cast(y["words"][:, :1] + 1, tf.int32))
-    labels = tf.SparseTensor(labels.indices, labels.values - 1, labels.dense_shape)
-    return tf.reduce_mean(tf1.nn.ctc_loss(labels, _scores_of(f, v), _lengths_of(f)))
 
 
 def ctc_of_dense_labels(f, y, v):

@@ -15,14 +15,6 @@ def a_branch(f, y, v):
     )
 
 
-def a_function(f, y, v):
-    @tf.function
-    def total(rows):
-        return tf.reduce_sum(rows) / 7.0
-
-    return total(losses.cross(f, y, v))
-
-
 def centred_rows(f, y, v):
     """A mean of rows, which flows back into each row."""
     hidden = losses.logits(f, v)

@@ -117,26 +117,30 @@ class LookingAhead:
         return tf1.get_variable(name, shape, dtype, exactness.start, trainable=False)
 
 
+def loss(f, y, v):
+    return losses.quotient(f, y, v) + 0.1 * tf.nn.l2_loss(v.w)
+
+
 def by_hand(optimizer, norm=None):
     """A step as BERT's code makes it: gradients, a clip, an optimizer, a counted step."""
 
     def step(f, y, v):
-        loss = losses.quotient(f, y, v) + 0.1 * tf.nn.l2_loss(v.w)
+        made = loss(f, y, v)
         trained = running.trained(v)
-        gradients = tf.gradients(loss, trained)
+        gradients = tf.gradients(made, trained)
         if norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, norm)
         update = optimizer().apply_gradients(zip(gradients, trained, strict=True))
         count = tf1.train.get_global_step()
-        return loss, tf.group(update, [count.assign(count + 1)])
+        return made, tf.group(update, [count.assign(count + 1)])
 
     return step
 
 
 def minimizing(optimizer):
     def step(f, y, v):
-        loss = losses.quotient(f, y, v) + 0.1 * tf.nn.l2_loss(v.w)
-        return loss, optimizer().minimize(loss, tf1.train.get_global_step())
+        made = loss(f, y, v)
+        return made, optimizer().minimize(made, tf1.train.get_global_step())
 
     return step
 

@@ -10,9 +10,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
 STRATEGIES = ["parameter_server", "round_robin", "balanced", "mirrored"]
 
 
-@pytest.mark.parametrize(("name", "setting"), running.in_turn(table.MODELS))
-def test_several_devices_are_one(name, setting):
-    table.MODELS[name].require_exact(setting)
+@pytest.mark.parametrize(
+    ("model", "setting"),
+    [
+        *table.in_turn(table.MODELS, running.SETTINGS),
+        *table.in_two_turns(table.LOSSES, sorted(table.LOSSES.keys() - table.QUICK_LOSSES)),
+    ],
+)
+def test_several_devices_are_one(model, setting):
+    model.require_exact(setting)
 
 
 # Loops and branches that read and write variables.

@@ -12,7 +12,6 @@ from replicate.splitting import batches
 from tests import exactness
 from tests.cluster import cases, once, processes, test_training
 from tests.splitting import workers_models
-from tests.splitting.corpus import running
 
 SCRIPT = pathlib.Path(__file__).with_name("workers_script.py")
 MODELS = [
@@ -79,11 +78,10 @@ def require_one_device(folder: pathlib.Path, name: str, rows: tuple[int, ...]) -
     is_static = name != bare
     total = len(rows) * rows[0] if is_static else sum(rows)
     for each in found[1:]:
-        assert not running.differences(each, found[0], (0.0, 0.0), "another worker")
+        exactness.compare(each, found[0], 0.0, 0.0)
     if name != "random_by_the_first":
-        model = workers_models.MODELS[bare]
-        expected = running.Built(model, running.Setting(bare, (total,), is_static)).run()[total]
-        assert not running.differences(found[0], expected, model.tolerance, "the first worker")
+        expected = workers_models.run_alone(bare, is_static, total)
+        exactness.compare(found[0], expected, *workers_models.MODELS[bare].tolerance)
 
 
 @pytest.mark.thorough("plain", "joins_of_all_kinds", "picked_rows", "norm_layers_2d")

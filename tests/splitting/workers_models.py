@@ -10,9 +10,10 @@ from replicate.splitting import splitter
 from replicate.splitting.writing import workers
 from tests import exactness
 from tests.splitting.corpus import model as corpus
-from tests.splitting.corpus import running, table
+from tests.splitting.corpus import table
 from tests.splitting.corpus.model import F64, adam, count, hidden
 
+STEPS = 3
 MODELS = dict(table.MODELS)
 model = functools.partial(corpus.model, to=MODELS)
 
@@ -133,16 +134,23 @@ def run(name: str, is_static: bool, strategy: Any, number: int, rows: list[int])
     strategy.configure(config)
     found = []
     with tf1.Session(strategy.start(), built.graph, config) as session:
-        session.run(built.initializers)
-        for initializer, variable in built.starts.items():
-            start = running.first_value(variable.shape.as_list())
-            session.run(initializer, {initializer.inputs[1]: start})
-        for step in range(running.STEPS):
+        session.run(built.initializer)
+        for step in range(STEPS):
             feed = built.feed(step, sum(rows[:number]), rows[number], sum(rows))
             given = session.run([built.fetch, *built.together], feed)[0]
             values = dict(zip(built.names, given, strict=False))
             found.append({"values": values, "variables": session.run(built.reads)})
     return found
+
+
+def run_alone(name: str, is_static: bool, rows: int) -> list[dict]:
+    """Runs a model on one device; returns what each step gives."""
+    model = MODELS[name]
+    built = corpus.Built(model)
+    batches = [model.batch(rows, step, is_static) for step in range(STEPS)]
+    found = exactness.run(built, batches, is_static=is_static, fetch=built.fetched)
+    steps = zip(found.fetched, found.variables, strict=True)
+    return [{"values": values, "variables": variables} for values, variables in steps]
 
 
 class Built:
@@ -171,7 +179,8 @@ class Built:
                 {key: self._given(array, across.size) for key, array in part.items()}
                 for part in arrays
             ]
-            loss, extras, *steps = self.model.build(*self._parts)
+            with tf.variable_creator_scope(corpus.begun):
+                loss, extras, *steps = self.model.build(*self._parts)
             self.names = ["loss", *extras]
             if not steps:
                 steps = [self.model.optimizer().minimize(loss, step)]
@@ -179,14 +188,8 @@ class Built:
             keep = [loss, *extras.values(), *tf.nest.flatten(steps)]
             self.fetch = self._split(keep, across, strategy)
             self.together = across.made
-            variables = [*tf1.global_variables(), *tf1.local_variables()]
-            self.starts = {v.initializer: v for v in tf1.trainable_variables()}
-            self.reads = {v.name: v.read_value() for v in variables}
-            self.initializers = [
-                tf1.global_variables_initializer(),
-                tf1.local_variables_initializer(),
-                tf1.tables_initializer(),
-            ]
+            self.reads = {v.name: v.read_value() for v in tf1.global_variables()}
+            self.initializer = exactness.initializer_of_all()
 
     def _given(self, array: Any, size: int) -> tf.Tensor:
         own = exactness.placeholders(array, self._is_static)

@@ -156,16 +156,6 @@ def segments_of_groups(f, y):
 
 
 @model
-def masked_rows_put_back(f, y):
-    """Rows that a mask keeps go through a layer and back to their places."""
-    places = tf.where(f["mask"] > 0.0)
-    found = hidden(tf.gather_nd(f["x"], places), 3)
-    shape = tf.shape(f["x"], out_type=tf.int64)
-    back = tf.scatter_nd(places, found, tf.stack([shape[0], 3]))
-    return tf.reduce_mean(tf.square(back - y["y"])), {"back": back}
-
-
-@model
 def dynamic_partition(f, y):
     """A mixture of experts: each row goes to one of two layers, and back."""
     expert = tf.cast(f["x"][:, 0] > 0.0, tf.int32)

@@ -3,11 +3,7 @@
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
-from tests.splitting.corpus.model import F64, adam, hidden, model, weight
-
-
-def squares(found, y):
-    return tf.reduce_mean(tf.square(found - y["y"]))
+from tests.splitting.corpus.model import F64, adam, hidden, model, squares, weight
 
 
 @model(optimizer=adam)
@@ -58,7 +54,6 @@ def augmented_pictures(f, y):
 def python_called(f, y):
     """Python sees all rows, once a step."""
     calls = []
-    tf1.add_to_collection("counted by Python", calls)
 
     def ranks(x):
         calls.append(x.shape)
@@ -79,22 +74,6 @@ def python_derived(f, y):
     )
     found.set_shape([None, 3])
     return squares(found, y), {"found": found}
-
-
-@model
-def counters(f, y):
-    """Variables that the model writes: a queue of keys (He et al. 2020), and sums."""
-    x = tf.nn.l2_normalize(hidden(f["x"]), 1)
-    keys = tf1.get_variable("keys", [5, 4], F64, tf1.zeros_initializer(), trainable=False)
-    seen = tf1.get_variable("seen", [], F64, tf1.zeros_initializer(), trainable=False)
-    scores = tf.matmul(x, keys.read_value(), transpose_b=True)
-    loss = squares(hidden(x, 3, "out"), y) + 0.1 * tf.reduce_mean(tf.exp(scores))
-    with tf.control_dependencies([scores]):
-        new = keys.assign(tf.concat([tf.stop_gradient(x), keys.read_value()], 0)[:5])
-    total = seen.assign_add(tf.cast(tf.shape(x)[0], F64))
-    tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, new.op)
-    tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, total.op)
-    return loss, {"scores": scores}
 
 
 @model

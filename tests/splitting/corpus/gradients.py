@@ -2,32 +2,7 @@
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.splitting.corpus.model import F64, hidden, model, weight
-
-
-def squares(found, y):
-    return tf.reduce_mean(tf.square(found - y["y"]))
-
-
-@model
-def gradient_penalty(f, y):
-    """WGAN-GP (Gulrajani et al. 2017): slopes of a critic in between two rows."""
-    between = f["real"][:, None] * f["x"] + (1.0 - f["real"][:, None]) * f["other"]
-    with tf1.variable_scope("critic", reuse=tf1.AUTO_REUSE):
-        scores = tf.reduce_sum(hidden(between), 1)
-    (slopes,) = tf.gradients(scores, between)
-    lengths = tf.sqrt(tf.reduce_sum(tf.square(slopes), 1) + 1e-6)
-    return tf.reduce_mean(tf.square(lengths - 1.0)) + tf.reduce_mean(scores), {"lengths": lengths}
-
-
-@model
-def maml(f, y):
-    """Two inner steps whose gradients are derived (Finn et al. 2017)."""
-    first = w = weight("w", 3, 3)
-    for _ in range(2):
-        w -= 0.5 * tf.gradients(squares(tf.tanh(tf.matmul(f["x"], w)), y), w)[0]
-    loss = squares(tf.tanh(tf.matmul(f["other"], w)), y)
-    return loss + 0.01 * tf.nn.l2_loss(first), {"adapted": w}
+from tests.splitting.corpus.model import F64, hidden, model, squares, weight
 
 
 @model

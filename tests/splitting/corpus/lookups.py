@@ -2,11 +2,7 @@
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.splitting.corpus.model import F64, model, weight
-
-
-def squares(found, y):
-    return tf.reduce_mean(tf.square(found - y["y"]))
+from tests.splitting.corpus.model import F64, model, squares, weight
 
 
 def table(name="table", rows=6, width=3):
@@ -42,14 +38,3 @@ def one_hot_and_scatter(f, y):
     found = tf.matmul(tf.one_hot(f["ids"][:, 1], 6, dtype=F64), weight("w", 6, 3))
     losses = tf.reduce_sum(tf.square(found - y["y"]), 1)
     return tf.reduce_sum(losses * weights), {"numbers": numbers}
-
-
-@model
-def sampled_softmax(f, y):
-    """Negatives that are drawn; one device's."""
-    w, b = table("w", 8), tf1.get_variable("b", [8], F64, tf1.zeros_initializer())
-    labels = tf.cast(f["ids"][:, :1], tf.int64)
-    sampled = tf.random.uniform_candidate_sampler(labels, 1, 3, True, 8, seed=5)
-    kinds = (sampled[0], tf.cast(sampled[1], F64), tf.cast(sampled[2], F64))
-    losses = tf.nn.sampled_softmax_loss(w, b, labels, f["x"], 3, 8, sampled_values=kinds)
-    return tf.reduce_mean(losses), {"losses": losses}

@@ -1,4 +1,4 @@
-"""What a model of the corpus is, and the batches that it is given."""
+"""What a model of the corpus is, the batches that it is given, and how it is compared."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import report, splitter
 from tests import exactness
-from tests.law import losses
+from tests.law import losses, running
 
 MODELS: dict[str, "Model"] = {}
 EXACT = (1e-9, 1e-11)  # reassociation alone
@@ -39,12 +40,12 @@ class Model(NamedTuple):
 
     Attributes:
         build: From features and labels to a loss, other tensors by name and, where the model
-            trains by itself, what makes a step: an operation, or several that are run in turn.
+            trains by itself, what makes a step.
         batch: From a number of rows, a step and whether its size is known to features and labels.
         optimizer: Makes the optimizer, where `build` gives no step.
         tolerance: Relative and absolute.
         statics: With which static batches (True, False) it can be built.
-        sizes: The numbers of rows that it can be given.
+        sizes: The numbers of rows that it can be given; None: any.
         split: The kinds of operations that must be split, all of those before the gradients.
         gradients: The kinds of operations of gradients that must be split.
     """
@@ -54,9 +55,83 @@ class Model(NamedTuple):
     optimizer: Callable = lambda: tf1.train.GradientDescentOptimizer(0.1)
     tolerance: tuple[float, float] = EXACT
     statics: Sequence[bool] = (False, True)
-    sizes: Sequence[int] = (7, 2, 1)
+    sizes: Sequence[int] | None = None
     split: Sequence[str] = ()
     gradients: Sequence[str] = ()
+
+    def fits(self, setting: running.Setting) -> bool:
+        """Whether it can be built in a setting; of one static row those that always are static."""
+        return setting.is_static in self.statics and (setting.rows[0] > 1 or len(self.statics) == 1)
+
+    def require_exact(self, setting: running.Setting) -> splitter.Result | None:
+        """Requires K devices to be one device; returns what became of the graph, if it is split."""
+        rows = setting.rows if self.sizes is None else self.sizes
+        rows = rows[:1] * 3 if setting.is_static else rows
+        given = [self.batch(number, n, setting.is_static) for n, number in enumerate(rows)]
+        built = Built(self)
+        with report.heard() as results:
+            found = running.require_exact(
+                built,
+                setting,
+                given=given,
+                fetch=built.fetched,
+                tolerance=self.tolerance,
+                random_numbers="one_device",
+            )
+        assert np.isfinite([fetched["loss"] for fetched in found.fetched]).all()
+        for result in results if rows[0] > 2 else ():  # of two static rows some things are whole
+            whole = built.not_split(result)
+            assert not whole, "\n".join(["", *whole])
+        return results[0] if results else None
+
+
+class Built:
+    """A model of the corpus as a model_fn, which keeps what it names.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.named: dict = {}
+        self.forward: list = []
+
+    def __call__(self, features, labels, mode):
+        with tf.variable_creator_scope(begun):
+            loss, self.named, *train_op = self.model.build(features, labels)
+        self.forward = loss.graph.get_operations()
+        if not train_op:
+            step = self.model.optimizer().minimize(loss, tf1.train.get_global_step())
+            train_op = [step, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)]
+        return exactness.spec_of(mode, loss, train_op=tf.group(*train_op))
+
+    def fetched(self, spec) -> dict:
+        """Returns what a step fetches: the model's own tensors, as a hook fetches them."""
+        return {"loss": spec.loss, **self.named}
+
+    def not_split(self, result: splitter.Result) -> list[str]:
+        """Returns a line for each operation that the model wants split, and that is not."""
+        kinds, ours = self.model.split, ("replicate_", "tower_")
+        whole = [op for op in self.forward if op.type in kinds and result.how(op) == "whole"]
+        whole = [op for op in whole if not op.name.startswith(ours) and "Tensordot/" not in op.name]
+        kinds = self.model.gradients
+        whole += [op for op in result.whole if op.type in kinds and result.why(op)]
+        lines = [f"{op.type} {op.name} is whole: {result.why(op)}" for op in whole]
+        return lines + [f"no {kind}" for kind in {*kinds} - {op.type for op in result.split}]
+
+
+def begun(next_creator: Callable, **options: Any) -> tf.Variable:
+    """Creates a variable; one that is trained starts from numbers that follow from its shape."""
+    first = options["initial_value"]
+
+    def value():
+        given = tf.convert_to_tensor(first() if callable(first) else first)
+        return exactness.start(given.shape.as_list(), given.dtype)
+
+    if options.get("trainable", True):
+        options["initial_value"] = value
+    return next_creator(**options)
 
 
 def model(function: Callable | None = None, *, to: dict = MODELS, **options) -> Callable:
@@ -84,3 +159,8 @@ def hidden(x: tf.Tensor, width: int = 4, name: str = "hidden") -> tf.Tensor:
 def count(x: tf.Tensor) -> tf.Tensor:
     """The number of rows."""
     return tf.cast(tf.shape(x)[0], F64)
+
+
+def squares(found: tf.Tensor, y: dict) -> tf.Tensor:
+    """The mean squared error."""
+    return tf.reduce_mean(tf.square(found - y["y"]))

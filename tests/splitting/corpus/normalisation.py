@@ -2,13 +2,9 @@
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.splitting.corpus.model import F64, SINGLE, adam, hidden, model, weight
+from tests.splitting.corpus.model import F64, SINGLE, adam, hidden, model, squares, weight
 
 FLOAT32 = {"tolerance": SINGLE}
-
-
-def squares(found, y):
-    return tf.reduce_mean(tf.square(found - y["y"]))
 
 
 def images_of(f, dtype=F64):

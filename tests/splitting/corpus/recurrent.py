@@ -1,11 +1,7 @@
 """Recurrent models, of version 1 and 2, static and dynamic, and loops over time."""
 
 from replicate.compat.tensorflow import tf, tf1
-from tests.splitting.corpus.model import F64, SINGLE, adam, hidden, model, weight
-
-
-def squares(found, y):
-    return tf.reduce_mean(tf.square(found - y["y"]))
+from tests.splitting.corpus.model import F64, SINGLE, adam, hidden, model, squares, weight
 
 
 def cell(kind="LSTMCell", width=3, **options):
@@ -30,12 +26,6 @@ def lstm_zero_state(f, y):
 
 
 @model
-def gru_dynamic(f, y):
-    outputs, state = tf1.nn.dynamic_rnn(cell("GRUCell"), f["tokens"], f["lengths"], dtype=F64)
-    return squares(state, y), {"outputs": outputs}
-
-
-@model
 def lstm_bidirectional(f, y):
     cells = cell(width=2), cell(width=2, name="backward")
     (forward, backward), states = tf1.nn.bidirectional_dynamic_rnn(
@@ -55,11 +45,6 @@ def lstm_static_with_lengths(f, y):
 
 def keras(kind, width=3, **options):
     return getattr(tf.keras.layers, kind)(width, dtype=F64, **options)
-
-
-@model
-def keras_lstm(f, y):
-    return squares(keras("LSTM")(f["tokens"]), y), {}
 
 
 @model

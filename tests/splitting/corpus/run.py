@@ -16,14 +16,7 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
 
-from replicate.compat.tensorflow import tf
-
-
-def make_devices():
-    """Shows one CPU as eight."""
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
-    )
+from replicate import devices
 
 
 def main(arguments=None) -> int:
@@ -35,49 +28,41 @@ def main(arguments=None) -> int:
     parser.add_argument("--static", action="store_true")
     parser.add_argument("--whole", action="store_true")
     options = parser.parse_args(arguments)
-    from tests.splitting.corpus import running, table
+    from tests.law import running
+    from tests.splitting.corpus import table
 
     names = [name for name in table.MODELS if options.model in name]
     names = [options.model] if options.model in names else names
-    different = 0
-    for name in names:
-        sizes = [(rows,) for rows in options.sizes] if options.static else [options.sizes]
-        for rows in sizes:
-            setting = running.Setting(name, rows, options.static, options.devices)
-            different += not run(running, table, setting, options.whole)
+    setting = running.Setting("parameter_server", options.devices, options.sizes, options.static)
+    different = sum(not run(table.MODELS[name], name, setting, options.whole) for name in names)
     print(f"{len(names)} models, {different} differ")
     return int(different > 0)
 
 
-def run(running, table, setting, tells_whole: bool) -> bool:
+def run(model, name: str, setting, tells_whole: bool) -> bool:
     """Runs a model in a setting; returns whether it is one device's."""
-    began = time.perf_counter()
+    began, fault, result = time.perf_counter(), "", None
     try:
-        found = running.faults(setting)
+        result = model.require_exact(setting)
     except Exception as error:  # noqa: BLE001 - the next model is run all the same
-        found = [f"{type(error).__name__}: {str(error)[:600]}"]
-    label = f"{setting.name} {setting.num_devices}x{setting.sizes}"
-    print(f"{'differs' if found else 'right'}: {label} {time.perf_counter() - began:.1f} s")
-    for line in found[:6]:
-        print("    ", line)
-    if tells_whole:
-        tell_whole(running.Built(table.MODELS[setting.name], setting))
+        fault = f"{type(error).__name__}: {error}"
+    print(f"{'differs' if fault else 'right'}: {name} {time.perf_counter() - began:.1f} s")
+    if fault:
+        print("    ", fault[:2000])
+    if tells_whole and result is not None:
+        tell_whole(result)
     sys.stdout.flush()
-    return not found
+    return not fault
 
 
-def tell_whole(built) -> None:
-    """Splits a model; prints which operations are whole, and why."""
-    result = built.split()
-    counted = collections.Counter()
-    for op in built.graph.get_operations():
-        if not op.name.startswith("tower_") and result.how(op) == "whole":
-            if result.why(op):
-                counted[op.type, result.why(op)] += 1
+def tell_whole(result) -> None:
+    """Prints which operations are whole, and why."""
+    ops = [op for op in result.whole if result.why(op)]
+    counted = collections.Counter((op.type, result.why(op)) for op in ops)
     for (kind, why), number in counted.most_common():
         print(f"     {number} {kind}: {why}")
 
 
 if __name__ == "__main__":
-    make_devices()
+    devices.make_logical_cpus(8)
     sys.exit(main())

@@ -6,7 +6,7 @@ The batch has as many columns as rows, words of as many steps, or twice as many.
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from tests.splitting.corpus.model import F64, adam, hidden, model, weight
+from tests.splitting.corpus.model import F64, adam, hidden, model, squares, weight
 
 
 def wide(multiple: int = 1):
@@ -18,7 +18,6 @@ def wide(multiple: int = 1):
         width = multiple * rows
         features = {
             "x": numbers.uniform(-1, 1, [rows, width]),
-            "other": numbers.uniform(-1, 1, [width, rows]),
             "tokens": numbers.uniform(-1, 1, [rows, width, width]),
             "ids": numbers.randint(0, rows, [rows, width]),
             "mask": (numbers.uniform(size=[rows, width]) > 0.4).astype(np.float64),
@@ -32,10 +31,6 @@ def width_of(y):
     return int(y["y"].shape[1])
 
 
-def squares(found, y):
-    return tf.reduce_mean(tf.square(found - y["y"]))
-
-
 def of_widths(function):
     """Adds a model with widths of B and of 2B."""
     for name, multiple in (("", 1), ("_doubled", 2)):
@@ -44,7 +39,7 @@ def of_widths(function):
             return function(f, y)
 
         build.__name__ = function.__name__ + name
-        model(build, batch=wide(multiple), statics=(True,), sizes=(7, 4, 2, 1), optimizer=adam)
+        model(build, batch=wide(multiple), statics=(True,), optimizer=adam)
     return function
 
 

@@ -4,7 +4,6 @@ from tests.splitting.corpus import (  # noqa: F401 - each adds its models
     batchwise,
     effects,
     gradients,
-    law,
     lookups,
     normalisation,
     picked,
