@@ -589,10 +589,11 @@ def entries_of(family: Family, setting: Setting) -> list[tuple[Case, tuple]]:
 
 
 def some(combinations: list, most: int, seed: str) -> list:
-    """Returns so many combinations of states, the same ones each time."""
+    """Returns so many combinations of states, the same ones each time; of several the first."""
     if len(combinations) <= most:
         return combinations
-    return random.Random(seed).sample(combinations, most)
+    found = random.Random(seed).sample(combinations, most)
+    return found if most == 1 or combinations[0] in found else [combinations[0], *found[1:]]
 
 
 def told(entry) -> str:
