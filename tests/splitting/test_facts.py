@@ -10,7 +10,6 @@ from replicate.splitting.inference.facts import Facts
 from replicate.splitting.inference.probes import KnownRows, KnownShape
 from replicate.splitting.states import OWN, SIZE, WHOLE, ListOf, Rows, Shape, Space, WholeError
 from replicate.splitting.structure import loops
-from tests import control_flow
 
 BATCH_SPACE = Space("the batch")
 ROW, ROWS_2 = Extent(None, 1), Extent(None, 2)  # one entry for each row, two
@@ -134,41 +133,11 @@ def more_rows_that_the_graph_wants(x):
 
 
 @batch_of(4)
-def more_rows_that_a_branch_wants(x):
-    first = tf.matmul(x, x, transpose_b=True)[:, :3]  # [B, min(B, 3)]
-    with control_flow.of_version(1):
-        either = tf.cond(
-            tf.shape(x)[0] > 5,
-            lambda: first * tf.reduce_sum(tf.reshape(x[:6], [2, 12])),  # fails on fewer rows
-            lambda: tf.tanh(first),
-        )
-    return [(x, [ROW, 4]), (first, [ROW, OPEN]), (either, [ROW, OPEN])]
-
-
-@batch_of(4)
 def more_rows_that_told_lengths_want(x):
     four = tf.size(x) // tf.shape(x)[0]
     told = tf.fill([tf.shape(x[:, :four])[1] - 1], 1) * [2, 3, 4]  # no importer knows it
     six = tf.reshape(tf.reshape(x[:6], told), [-1, 4]) * x[:6]  # fails on fewer rows
     return [(x, [ROW, 4]), (six, [OPEN, 4])]
-
-
-@batch_of(None, 8)
-def unknown_inner_lengths(x):
-    places = tf.slice(tf.zeros([512, 8]), [0, 0], tf.stack([tf.shape(x)[1], 8]))
-    found = [(x, [ROW, OPEN, 8]), (tf.reshape(x, [-1, 8]), [OPEN_ROWS, 8])]
-    for most in (2, 40, 100):
-        cut = x[:, :most]
-        found += [(cut, [ROW, OPEN, 8]), (tf.reshape(cut, [-1, 8]), [OPEN_ROWS, 8])]
-    # At most 512 steps, or the slice fails.
-    return [*found, (tf.reshape(x + places, [-1, 8]), [OPEN_ROWS, 8])]
-
-
-@batch_of(None)
-def two_unknown_lengths(x):
-    y = batch(None)
-    rest = tf.zeros([tf.shape(x)[0], tf.shape(x)[1] - tf.shape(y)[1] + 1])
-    return [(x * y, [ROW, OPEN]), (rest, [ROW, OPEN])]  # they fit if one of them is 1, too
 
 
 @batch_of(None)
@@ -357,43 +326,6 @@ def test_lengths_are_those_of_every_batch(graph, name):
         if lengths is not None:
             lengths = tuple(n if isinstance(n, Extent) else Extent(n) for n in lengths)
         assert found == lengths, tensor
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 2040, 5000, 100_000])
-def test_cuts_and_fillings_are_unknown_wherever_they_are(graph, most):
-    x = batch(4)
-    n = tf.shape(x)[0]
-    lengths = [
-        tf.shape(x[: most + 1])[0],
-        tf.minimum(n, most + 1),
-        tf.reduce_max([n, most + 1]),
-        tf.nn.relu(most + 1 - n) + n,
-        tf.minimum(n, tf.constant(most + 1) * 8),
-        tf.cast(tf.math.ceil(n / (most + 1)), tf.int32) * (most + 1),
-    ]
-    made = [tf.zeros(tf.maximum(tf.shape(x), [most + 1, 1])), *map(tf.zeros, zip(lengths))]
-    facts = facts_of(graph, [(x, 0)])
-    for tensor in made:
-        assert facts.shape(tensor)[0] == OPEN, tensor
-
-
-GROWN = {
-    "Cumprod": lambda x: tf.math.cumprod(tf.constant([20, 20, 10]))[2],
-    "LeftShift": lambda x: tf.bitwise.left_shift(1, 12),
-    "Mul": lambda x: tf.constant(64) * tf.constant(50),
-    "Pow": lambda x: tf.pow(2, 12),
-    "Pow, rounded": lambda x: tf.cast(tf.pow(2.0, 12.0), tf.int32),
-    "Prod": lambda x: tf.reduce_prod(tf.constant([50, 60])),
-    "Prod of lengths": lambda x: tf.reduce_prod(tf.shape(x)[1:]),
-    "Square": lambda x: tf.square(tf.constant(60)),
-}
-
-
-@pytest.mark.parametrize("kind", GROWN)
-def test_cuts_at_products_of_numbers_are_unknown(graph, kind):
-    x = batch(60, 50)
-    cut = tf.zeros([tf.minimum(tf.shape(x)[0], GROWN[kind](x))])  # some thousand, of small numbers
-    assert facts_of(graph, [(x, 0)]).shape(cut) == (OPEN,)
 
 
 def test_rows_may_be_along_another_axis_or_nowhere(graph):

@@ -42,46 +42,6 @@ def test_a_loop_may_be_on_several_devices(either_control_flow):
     alike.require_alike(trained(turn, 3), [X], (2,))
 
 
-def test_what_leaves_a_loop_waits_for_all_that_enters_it():
-    # Two loops, one in the other; the counter of each leaves it.
-    before = {
-        "enter": ["zero"],
-        "enter_x": ["x"],
-        "merge": ["enter", "next"],
-        "condition": ["merge"],
-        "switch": ["merge", "condition"],
-        "inner_enter": ["switch"],
-        "inner_merge": ["inner_enter", "inner_next"],
-        "inner_condition": ["inner_merge"],
-        "inner_switch": ["inner_merge", "inner_condition"],
-        "inner_next": ["inner_switch"],
-        "inner_exit": ["inner_switch"],
-        "next": ["inner_exit"],
-        "exit": ["switch"],
-        "zero": [],
-        "x": [],
-    }
-    types = {"condition": "LoopCond", "next": "NextIteration"}
-
-    def kind(name):
-        name = name.removeprefix("inner_").removesuffix("_x")
-        return types.get(name, name.capitalize())
-
-    def frame(enter):
-        return b"inner" if enter.startswith("inner") else b"outer"
-
-    inner, outer = frames.Loop("inner"), frames.Loop("outer")
-    assert frames.without_turns(before, kind, frame) == {
-        **before,
-        "merge": ["enter"],
-        "inner_merge": ["inner_enter"],
-        "exit": ["switch", outer],
-        "inner_exit": ["inner_switch", inner],
-        outer: ["enter", "enter_x"],
-        inner: ["inner_enter"],
-    }
-
-
 def test_what_enters_behind_what_leaves_is_not_waited_for():
     # A counter enters each of two loops behind what has left the other one; `x` enters before.
     before = {
@@ -101,28 +61,3 @@ def test_what_enters_behind_what_leaves_is_not_waited_for():
     assert [found[frames.Loop(name)] for name in "ab"] == [["a_enter"], ["b_enter"]]
     places = {each: n for n, each in enumerate(found)}
     assert all(places[other] < places[each] for each in found for other in found[each])
-
-
-def test_branches_may_hold_branches_and_loops():
-    # Whatever comes last is looked at first; `somewhere` is not listed.
-    before = {
-        "outside": ["joined", "constant"],
-        "joined": ["inner_joined", "turned"],
-        "inner_joined": ["inner_takes", "beside"],
-        "inner_takes": ["takes", "predicate"],
-        "beside": ["takes"],
-        "turned": ["merge"],
-        "merge": ["enter", "next"],
-        "enter": ["takes", "constant"],
-        "next": ["merge"],
-        "takes": ["somewhere", "predicate"],
-        "predicate": ["somewhere"],
-        "constant": [],
-    }
-    kinds = {
-        **{"takes": "Switch", "inner_takes": "Switch", "joined": "Merge", "inner_joined": "Merge"},
-        **{"enter": "Enter", "merge": "Merge", "next": "NextIteration"},
-    }
-    found = frames.in_branches(before, lambda each: kinds.get(each, "Identity"))
-    outside = {"outside", "joined", "predicate", "constant"}
-    assert found == before.keys() - outside

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.structure import loops
 from tests.splitting import alike
 
 pytestmark = pytest.mark.usefixtures("old_control_flow")
@@ -54,14 +53,3 @@ def test_an_arrays_size_is_that_of_each_devices(fresh_graph):
     x = tf1.placeholder(F64, [None, 3, 4])
     result = alike.split([x], make(x))
     assert "TensorArraySizeV3" in {op.type for op in result.split}
-
-
-def test_a_flow_leads_to_its_array(fresh_graph):
-    made, other = (tf.raw_ops.TensorArrayV3(size=2, dtype=tf.float32) for _ in range(2))
-    written = tf.raw_ops.TensorArrayWriteV3(
-        handle=made.handle, index=0, value=1.0, flow_in=other.flow
-    )
-    assert loops.flow_source(tf.identity(made.flow)) is made.handle.op
-    assert loops.flow_source(written) is made.handle.op
-    assert loops.flow_source(tf.add_n([other.flow, made.flow])) is other.handle.op
-    assert loops.flow_source(tf.constant(0.0)) is None
