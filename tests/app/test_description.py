@@ -225,7 +225,7 @@ def test_machines_get_one_document(folder, capsys):
     ("arguments", "code", "text"),
     [
         (["--png", "d.jpg"], 2, "must end in .png, got 'd.jpg'"),
-        (["--set", "train=null"], 2, "train: this section is required for `replicate describe`"),
+        (["--set", "train=null"], 2, "train: this section is required. Add it."),
         (["--set", "devices=[/cpu:0, /cpu:99]"], 1, "has no /device:CPU:99"),
         (["--set", "model_fn=described_model:dens"], 1, "Did you mean dense?"),
         (["--png", "/none/d.png"], 1, "--png /none/d.png: must be a file that can be written"),

@@ -149,7 +149,7 @@ def test_tfrecords_are_parsed_as_the_spec_says(records):
             "tags": feature(dtype="string", kind="sparse"),
             "more": feature(dtype="int64", default=7),
             "many": feature(dtype="float32", shape=(2, 1), default=1e3),
-            "each": feature(dtype="string", shape=(2,), default=["λ", ""]),
+            "each": feature(dtype="string", shape=(2,), default="λ"),
         },
         label="y",
         batch_size=2,
@@ -160,7 +160,7 @@ def test_tfrecords_are_parsed_as_the_spec_says(records):
     assert first["tags"].dense_shape.tolist() == [2, 0]
     assert first["more"].tolist() == [7, 7]
     assert first["many"].tolist() == [[[1000.0], [1000.0]]] * 2
-    assert first["each"].tolist() == [["λ".encode(), b""]] * 2
+    assert first["each"].tolist() == [["λ".encode()] * 2] * 2
     assert (first_labels.tolist(), last_labels.tolist()) == ([1, 2], [3])
 
 

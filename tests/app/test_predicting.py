@@ -77,13 +77,14 @@ def test_the_file_may_stand_behind_options_and_replaces_that_of_predict(folder, 
     assert found == [2.0 * i for i in range(20)]
 
 
-def test_the_input_of_the_files_kind_is_taken(folder, capsys, tmp_path):
+def test_the_first_input_that_reads_files_says_how_a_file_is_read(folder, capsys, tmp_path):
     np.savez(tmp_path / "new.npz", x=np.float32([3]), id=np.int64([0]), word=np.array(["a"]))
     evaluated = (
         "--eval.input={kind: npz, file: none.npz, label: y, dtypes: {y: float32}, rows: [9, 10]}"
     )
     assert predicted(folder, capsys, evaluated, tmp_path / "new.npz") == [6.0]
-    assert predicted(folder, capsys, evaluated, folder / "new.csv")[1] == 2.0
+    assert run(folder, "predict", evaluated, folder / "new.csv") == 1
+    assert "must be npz, but is text. Set kind: csv" in capsys.readouterr().err
 
 
 def test_records_need_no_label_either(folder, capsys, tmp_path):
@@ -104,11 +105,11 @@ def test_records_need_no_label_either(folder, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        ([], 2, "predict: this section is required for `replicate predict`. Add it, or name the"),
+        ([], 2, "predict: this section is required. Add it."),
         (["none.csv"], 1, "FILE: none.csv: the file must exist, but does not. Check the path.\n"),
-        (["c.bin"], 1, "FILE: c.bin:1: must be UTF-8 text"),
-        (["d.npz"], 2, "of which csv reads files; it is npz. Add predict.input"),
-        (["new.csv", "--train.input=a:b"], 2, "of which none reads files; it is csv"),
+        (["c.bin"], 1, "predict.input: c.bin:1: must be UTF-8 text"),
+        (["d.npz"], 1, "predict.input: d.npz: must be text, but is an npz file. Set kind: npz."),
+        (["new.csv", "--train.input=a:b"], 2, "of which none reads files. Add predict.input"),
         (["new.csv", "more.csv"], 2, "Got unexpected extra argument (more.csv)"),
     ],
 )

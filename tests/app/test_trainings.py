@@ -523,7 +523,7 @@ def test_a_training_ends_in_time_and_goes_on_from_there(folder):
         assert f"evaluated at step {step}:" in shown
         assert "exported final:" in shown
         assert json.loads((folder / "timed/metrics.json").read_text())["ended_by"] == "max_time"
-    shown = run(folder, "train", "timed", "train.max_time=1h", "train.steps=3")[1]
+    shown = run(folder, "train", "timed", "train.max_time=3600", "train.steps=3")[1]
     assert "max_time was over" not in shown
     np.testing.assert_allclose(tensor(folder / "timed"), WEIGHTS[3], rtol=1e-6)
 

@@ -228,56 +228,46 @@ def test_data_are_files_not_devices(tmp_path):
     assert files.expanded([str(tmp_path / "b*")], "k") == [str(tmp_path / "b.csv")]
 
 
-@pytest.mark.parametrize("size", ["[9223372036854775807, 9223372036854775807]", f"{[1] * 300}"])
-@pytest.mark.parametrize(
-    "section",
-    [
-        "predict: {{input: {{kind: tfrecord, file: a, features: {{x: {0}}}}}}}",
-        "export: {{inputs: {{x: {0}}}}}",
-    ],
-    ids=["feature", "serving"],
-)
-def test_a_shape_is_one_that_tensorflow_has(tmp_path, section, size):
-    feature = f"{{dtype: int64, shape: {size}}}"
-    (tmp_path / "c.yaml").write_text("model_fn: a:b\n" + section.format(feature))
-    with pytest.raises(errors.ConfigError, match=r"x\.shape: must be a shape of at most 253 sizes"):
-        config.load(str(tmp_path / "c.yaml"))
-
-
 # Where it would be written.
 
 
-@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", ".", "a/.."])
-def test_a_name_leads_nowhere_but_below_runs(tmp_path, name):
-    path = tmp_path / "c.yaml"
-    path.write_text(f"name: {name}\nmodel_fn: a:b\n")
-    with pytest.raises(errors.ConfigError, match=r"c\.yaml:1: name: must not lead out of runs"):
-        config.load(str(path))
-    assert config.load(str(path), ["model_dir=out"]).model_dir == "out"
-    assert config.load(str(path), ["name=a/b..c"]).model_dir == "runs/a/b..c"
+TENSOR = "{dtype: int64, shape: %s}"
+FILE = "predict: {input: {kind: tfrecord, file: a, features: {x: %s}}}"
+SERVED = "export: {inputs: {x: %s}}"
+HUGE = ("[9223372036854775807, 9223372036854775807]", f"{[1] * 300}")
+REFUSED = {
+    "name: must not lead out of runs": [
+        f"name: {name}" for name in ("../x", "/tmp/x", "a/../../x", ".", "a/..")
+    ],
+    "must be a folder's name that is no number": [
+        f"export: {{exporters: [{{kind: final, name: {name}}}]}}"
+        for name in ("'..'", "../x", "/x", "a/b", "'1'")
+    ],
+    r"must be named by a path within assets\.extra": [
+        f"export: {{assets_extra: {{{name}: words.txt}}}}"
+        for name in ("'..'", "../x", "/x", "a/../../x", "./x", "''", "~/x", "a//b")
+    ],
+    r"x\.shape: must be a shape of at most 253 sizes": [
+        section % TENSOR % size for section in (FILE, SERVED) for size in HUGE
+    ],
+}
 
 
-@pytest.mark.parametrize("name", ["..", "../x", "/x", "a/b", "1", "a\0b", "~"])
-def test_an_exporter_stays_in_the_folder_of_exports(tmp_path, name):
-    path = tmp_path / "c.yaml"
-    known = {"exporters": [{"kind": "final", "name": name}]}
-    path.write_text(documents.dump({"model_fn": "a:b", "export": known}))
-    if name == "~":  # which is a name like any other
-        assert config.load(str(path)).export.exporters[0].folder == "~"
-        return
-    with pytest.raises(
-        errors.ConfigError, match=r"a folder's name that is no number|the character 0"
-    ):
-        config.load(str(path))
+@pytest.mark.parametrize(
+    ("text", "fault"), [(one, fault) for fault, texts in REFUSED.items() for one in texts]
+)
+def test_what_leads_elsewhere_or_has_no_end_is_refused(tmp_path, text, fault):
+    (tmp_path / "c.yaml").write_text(f"model_fn: a:b\n{text}\n")
+    with pytest.raises(errors.ConfigError, match=rf"c\.yaml:2: (.*)?{fault}"):
+        config.load(str(tmp_path / "c.yaml"))
 
 
-@pytest.mark.parametrize("name", ["..", "../x", "/x", "a/../../x", "./x", "", "~/x", "a//b"])
-def test_an_asset_stays_in_the_export(tmp_path, name):
-    path = tmp_path / "c.yaml"
-    known = {"assets_extra": {name: "words.txt"}}
-    path.write_text(documents.dump({"model_fn": "a:b", "export": known}))
-    with pytest.raises(errors.ConfigError, match=r"named by a path within assets\.extra"):
-        config.load(str(path))
+def test_usual_names_of_runs_and_exporters_are_taken(tmp_path):
+    (tmp_path / "c.yaml").write_text("name: ../x\nmodel_fn: a:b\n")
+    path, exporters = str(tmp_path / "c.yaml"), "export.exporters=[{kind: final, name: '~'}]"
+    assert config.load(path, ["model_dir=out"]).model_dir == "out"
+    assert config.load(path, ["name=a/b..c"]).model_dir == "runs/a/b..c"
+    assert config.load(path, ["name=a", exporters]).export.exporters[0].folder == "~"
 
 
 def test_a_link_in_the_way_is_not_followed(tmp_path):

@@ -96,7 +96,7 @@ def test_machines_get_json(folder, capsys, extra, code):
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (["train=null"], 2, "train: this section is required for `replicate verify`"),
+        (["train=null"], 2, "train: this section is required. Add it."),
         (["train.stepz=3"], 2, "Did you mean steps?"),
         (["devices=[/cpu:0, /cpu:99]"], 1, "it has no /device:CPU:99"),
         (["model_fn=verified_model:lime"], 1, "must have lime. Did you mean line?"),

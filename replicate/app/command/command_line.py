@@ -16,10 +16,6 @@ import replicate
 from replicate import errors
 from replicate.app.command import completion
 
-_APART = (  # options that do not go together
-    ("checkpoint", "all"),
-    ("last", "checkpoints"),
-)
 _DEFAULTS = {"configs": (), "set": (), "model_dir": None, "quiet": False, "json": False}
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly")
 
@@ -57,11 +53,9 @@ class Command(click.Command):
             self.params = [named, *_common.params, *self.params]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """See base class; a shell gets keys of the config on the line as options, too."""
-        params = super().get_params(ctx)
-        if self._has_keys and ctx.resilient_parsing:
-            params += completion.key_options(ctx.meta.get("line", ()))
-        return params
+        """See base class; a shell gets keys of a config as options, too."""
+        is_asked = self._has_keys and ctx.resilient_parsing
+        return super().get_params(ctx) + (completion.key_options() if is_asked else [])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         """See base class; keys are many, so they are shown when one is begun."""
@@ -71,7 +65,6 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See base class; takes keys of a config for options."""
-        ctx.meta["line"] = list(args)
         if ctx.resilient_parsing:  # for a shell; where an option lacks its value, nothing is read
             is_open = args and args[-1].startswith("--")
             return super().parse_args(ctx, args[:-1] if is_open else args)
@@ -85,24 +78,13 @@ class Command(click.Command):
             then = f" Did you mean {' or '.join(near)}?" if near else ""
             raise click.UsageError(f"No such option '{e.option_name}'.{then}", ctx) from None
         ctx.params["script"] = script
-        self._check(ctx)
+        number = len(ctx.params["configs"]) if self.name == "launch" else None
+        if number is not None and (number > 1 or bool(script) == bool(number)):
+            text = f"CONFIG must be one, or a command behind --; got {number} configs."
+            raise click.UsageError(text, ctx)
+        if script and any(ctx.params[name] for name in ("set", "json", "print_config")):
+            raise click.UsageError("A command behind -- reads no config: leave that out.", ctx)
         return rest
-
-    def _check(self, ctx: click.Context) -> None:
-        """Refuses options that do not go together."""
-        given = [name for name, one in ctx.params.items() if one not in (None, False, (), [])]
-        for one, other in _APART:
-            if one in given and other in given:
-                names = f"--{one} must not come with --{other}".replace("_", "-")
-                raise click.UsageError(f"{names}. Leave out one.", ctx)
-        if self.name == "launch":
-            of_config = {"configs", "set", "json", "print_config"} & set(given)
-            number = len(ctx.params["configs"])
-            if ("script" in given) == ("configs" in given) or number > 1:
-                text = f"CONFIG must be one, or a command behind --; got {number} configs."
-                raise click.UsageError(text, ctx)
-            if "script" in given and of_config:
-                raise click.UsageError("A command behind -- reads no config: leave that out.", ctx)
 
     def invoke(self, ctx: click.Context) -> tuple["Command", types.SimpleNamespace]:
         """Returns what is to be run, with its options."""

@@ -3,7 +3,8 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,7 +31,7 @@ _checkpoint = line.option(
     "WHICH",
     "in place of the newest: a step, a path, best (of train.keep_best) or averaged (by `replicate "
     "average`)",
-    shell_complete=completion.checkpoint,
+    shell_complete=completion.folder,
 )
 
 
@@ -139,18 +140,21 @@ def launch(request: "Request") -> None:
     settings = request.settings
     settings.require_cluster(size.most, servers)
     wanted = launcher.Wanted(size, servers, settings.cluster.grace, restarts=restarts)
-    launcher.launch(wanted, _launched(request), settings.model_dir, request.display)
+    words = _training(options)
+    of_chief = [*words, "--json"] if options.json else words
+    launcher.launch(
+        wanted,
+        lambda name: of_chief if name == launcher.CHIEF else words,
+        settings.model_dir,
+        request.display,
+    )
 
 
-def _launched(request: "Request") -> Callable[[str], list[str]]:
-    """Returns what gives the command line of the process of a name."""
-    from replicate.app.cluster import launcher
-
-    options = request.options
+def _training(options: types.SimpleNamespace) -> list[str]:
+    """Returns the command line of a process that trains."""
     given = [part for text in options.set for part in ("--set", text.removeprefix("--"))]
     given += ["--model-dir", options.model_dir] if options.model_dir else []
-    words = [sys.executable, "-m", "replicate", "train", *options.configs, *given]
-    return lambda name: [*words, "--json"] if options.json and name == launcher.CHIEF else words
+    return [sys.executable, "-m", "replicate", "train", *options.configs, *given]
 
 
 @line.command(f"replicate evaluate {_DIGITS} --json", configs=1, section="eval")
@@ -159,12 +163,15 @@ def _launched(request: "Request") -> Callable[[str], list[str]]:
 @_json("them")
 def evaluate(request: "Request") -> None:
     """Print metrics as a table."""
+    options, settings = request.options, request.settings
+    if options.all and options.checkpoint:
+        raise click.UsageError("--checkpoint must not come with --all. Leave out one.")
     with interrupts.at_once():
         from replicate.app.command import report
         from replicate.app.training import runner
         from replicate.console import json_output
 
-    options, settings, display = request.options, request.settings, _of_run(request)
+    display = _of_run(request)
     found = runner.evaluate(settings, display, options.checkpoint, options.all)
     title = settings.name + ("" if options.all else f" at step {found[0][json_output.STEP]}")
     if options.json:
@@ -216,19 +223,13 @@ def export(request: "Request") -> None:
 
 @line.command(f"replicate average {_DIGITS} --last 3", configs=1)
 @line.option("--last", "N", "how many of the newest in model_dir", _COUNT)
-@line.option(
-    "--checkpoints",
-    "A,B",
-    "these: steps, paths, best",
-    _listed,
-    shell_complete=completion.checkpoint,
-)
+@line.option("--checkpoints", "A,B", "these: steps, paths, best", _listed)
 @line.folder("--output", "where to write it; else averaged in model_dir")
 @_json("where it is")
 def average(request: "Request") -> None:
     """Write the mean of checkpoints as another one."""
     options = request.options
-    if options.last is None and options.checkpoints is None:
+    if (options.last is None) == (options.checkpoints is None):
         raise click.UsageError("One of --last and --checkpoints is required.")
     with interrupts.at_once():
         from replicate.app.training import runner

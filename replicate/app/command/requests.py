@@ -11,15 +11,7 @@ from typing import TextIO
 from replicate import errors
 from replicate.app.cluster import launcher, lifeline
 from replicate.app.command import command_line
-from replicate.app.config import (
-    config,
-    documents,
-    files,
-    functions,
-    input_config,
-    schema,
-    sections,
-)
+from replicate.app.config import config, files, functions, schema
 from replicate.app.inspect import absences
 from replicate.console import interrupts, json_output, messages, progress
 
@@ -73,12 +65,12 @@ def carry_out(
     """Reads the configs, all of them before any fault is reported, and runs the command."""
     messages.show_progress(False)  # commands have bars
     messages.show_news(False)  # commands say which devices they use
-    section = command.section
+    section, file = command.section, getattr(options, "data", None)
     configs: dict[str, config.Config] = {}
     faults: dict[str, str] = {}
     for path in options.configs:
         try:
-            configs[path] = _config(path, options, section)
+            configs[path] = config.load(path, options.set, options.model_dir, file, section)
         except errors.ConfigError as e:
             faults[path] = str(e)
     prints = options.configs and options.print_config
@@ -95,43 +87,6 @@ def carry_out(
         return (command.callback and command.callback(request)) or 0
 
 
-def _config(path: str, options: types.SimpleNamespace, section: str | None) -> config.Config:
-    """Returns a config, which has the section that a command needs."""
-    data = getattr(options, "data", None)
-    settings = config.load(path, options.set, options.model_dir, data is not None)
-    if data is not None:
-        settings = _predicting(settings, data)
-    if section is None or getattr(settings, section) is not None:
-        return settings
-    place = f"{documents.file_of(path)}:1"
-    for text in options.set:
-        if text.removeprefix("--").partition("=")[0].strip() == section:
-            place = documents.source_of(text)
-    then = ", or name the FILE to predict for" if section == "predict" else ""
-    raise errors.ConfigError(
-        f"{place}: {section}: this section is required for `replicate {options.command}`. Add "
-        f"it{then}."
-    )
-
-
-def _predicting(settings: config.Config, path: str) -> config.Config:
-    """Returns a config that predicts for a file, read as its inputs read files of this kind."""
-    named = [one for one in (settings.predict, settings.eval, settings.train) if one is not None]
-    known = [one.input for one in named if input_config.files_of(one.input)]
-    kind = files.KINDS.get(files.form_of(path))
-    source = next((one for one in known if kind in (None, one.kind)), None)
-    if source is None:
-        told = f"; it is {kind}" if kind else ""
-        raise errors.ConfigError(
-            f"FILE: {path}: must be of a kind that predict.input, eval.input or train.input reads, "
-            f"of which {', '.join(one.kind for one in known) or 'none'} reads files{told}. Add "
-            "predict.input, which says how to read it."
-        )
-    source = source.of_file(path if "://" in path else os.path.abspath(path))
-    predict = settings.predict or sections.Predict(input=source)
-    return settings.model_copy(update={"predict": predict.model_copy(update={"input": source})})
-
-
 def _require_data(request: Request, section: str) -> None:
     """Looks at the files that a command is to read, before TensorFlow is loaded.
 
@@ -143,6 +98,8 @@ def _require_data(request: Request, section: str) -> None:
     options, settings, wanted = request.options, request.settings, [section]
     if "TF_CONFIG" in os.environ:
         return
+    if (file := getattr(options, "data", None)) is not None and "://" not in file:
+        files.expanded([file], "FILE")
     if options.command in ("train", "launch"):
         if launcher.saved_step(settings.model_dir) is not None:
             return

@@ -56,10 +56,10 @@ def text_of(value: object, dtype: str) -> str:
     return str(value)
 
 
-def is_of(value: object, dtype: str, takes_text: bool = False) -> bool:
-    """Tells whether a value is one of a dtype, or, if it takes text, stands for one in a cell."""
+def is_of(value: object, dtype: str) -> bool:
+    """Tells whether a config's value is one of a dtype, or text that stands for one in a cell."""
     try:
         text_of(value, dtype)
     except ValueError:
         return False
-    return takes_text or isinstance(value, str) == (dtype == "string")
+    return True

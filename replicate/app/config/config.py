@@ -5,6 +5,7 @@ stand in one place. `load` reads a file, applies `--set`, checks everything and 
 faults at once.
 """
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,10 +23,10 @@ from replicate.app.config import (
     optimizer_config,
     sections,
     types,
-    yaml_nodes,
 )
 
 _RUNS = "runs"  # where a run is by its name
+_OF_ROWS = ("shuffle", "repeat", "holdout", "rows")  # what says which rows of a file, in what order
 
 
 def _model_dir(path: str) -> str:
@@ -182,14 +183,12 @@ class Config(types.Section):
             )
 
 
-_PLACEHOLDER = "in.place:of"  # an input that another one replaces
-
-
 def load(
     path: str,
     assignments: Sequence[str] = (),
     model_dir: str | None = None,
-    has_input: bool = False,
+    file: str | None = None,
+    needed: str | None = None,
 ) -> Config:
     """Reads a config file.
 
@@ -198,17 +197,18 @@ def load(
         assignments: `a.b=value` texts that override keys, in order; one that stood for itself
             on the command line begins with `--`.
         model_dir: Overrides the key model_dir.
-        has_input: Whether predict.input may be missing, as something else takes its place.
+        file: What predictions are made for, read as predict.input is, eval.input or train.input.
+        needed: A section that must be there.
 
     Raises:
         ConfigError: If anything is wrong; one line for each fault, with file, line and key.
     """
-    made, found = _checked(path, assignments, model_dir, has_input)
+    check = functools.partial(_checked, path, model_dir=model_dir, file=file, needed=needed)
+    made, found = check(assignments)
     if made is not None and not found:
         return made
     # What comes with an assignment has that for its place, also where it stands in no line.
-    counts = range(len(assignments))
-    before = [_checked(path, assignments[:n], model_dir, has_input)[1] for n in counts]
+    before = [check(assignments[:count])[1] for count in range(len(assignments))]
     lines = []
     for fault, place in found.items():
         came = [one for one, known in zip(assignments, before, strict=True) if fault not in known]
@@ -218,7 +218,11 @@ def load(
 
 
 def _checked(
-    path: str, assignments: Sequence[str], model_dir: str | None, has_input: bool
+    path: str,
+    assignments: Sequence[str],
+    model_dir: str | None,
+    file: str | None,
+    needed: str | None,
 ) -> tuple[Config | None, dict[str, str]]:
     """Reads and checks; returns the config, and for each fault its place."""
     document = documents.read(documents.file_of(path), assignments)
@@ -227,16 +231,42 @@ def _checked(
         data["model_dir"] = os.path.normpath(path)
     if model_dir is not None:
         data["model_dir"] = model_dir
-        document.places[("model_dir",)] = yaml_nodes.Place("--model-dir", ("", 0))
+        document.places[("model_dir",)] = documents.Place("--model-dir", ("", 0))
     data.setdefault("name", Path(path).stem)
     data.setdefault("model_dir", os.path.join(_RUNS, str(data["name"])))
-    if has_input and isinstance(predict := data.get("predict"), dict):
-        predict.setdefault("input", _PLACEHOLDER)
+    if file is not None:
+        _predict_for(document, file)
     try:
         made, details = Config.model_validate(data, context=folder), []
     except pydantic.ValidationError as e:
         made, details = None, e.errors(include_url=False)
-    return made, faults.told(details, document)
+    found = faults.told(details, document)
+    if needed is not None and data.get(needed) is None:
+        found[f"{needed}: this section is required. Add it."] = document.place((needed,)).text
+    return made, found
+
+
+def _predict_for(document: documents.Document, file: str) -> None:
+    """Has predictions made for a file, read as the first input is that reads any."""
+    for name in ("predict", "eval", "train"):
+        section = document.data.get(name)
+        source = section.get("input") if isinstance(section, dict) else None
+        if isinstance(source, dict) and "file" in source:
+            break
+    else:
+        raise errors.ConfigError(
+            f"FILE: {file}: must be read as predict.input, eval.input or train.input is, of which "
+            "none reads files. Add predict.input, which says how to read it."
+        )
+    kept = {key: one for key, one in source.items() if key not in _OF_ROWS}
+    kept["file"] = file if "://" in file else os.path.abspath(file)
+    predict = document.data.get("predict")
+    document.data["predict"] = {**(predict if isinstance(predict, dict) else {}), "input": kept}
+    document.places |= {
+        ("predict", *path[1:]): place
+        for path, place in document.places.items()
+        if path[:2] == (name, "input")
+    }
 
 
 def to_yaml(config: Config, folder: str | None = None) -> str:

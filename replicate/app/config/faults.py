@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from replicate.app.config import documents, types, yaml_nodes
+from replicate.app.config import documents, types
 
 _MAPPING = "must be a mapping of keys to values"
 _TEXTS = {
@@ -47,14 +47,14 @@ def told(details: Iterable[Any], document: documents.Document) -> dict[str, str]
         place, text = document.place(path), texts[path]
         unlike = (place.origin, path[len(document.known(path)) :], text)
         if unlike not in seen:
-            found[f"{yaml_nodes.dotted(path)}: {text}" if path else text] = place.text
+            found[f"{documents.dotted(path)}: {text}" if path else text] = place.text
         seen.add(unlike)
     return found
 
 
 def _unread(value: Any, path: types.KeyPath) -> Iterator[tuple[types.KeyPath, str]]:
     """Yields what cannot be read."""
-    if isinstance(value, yaml_nodes.Unread):
+    if isinstance(value, documents.Unread):
         yield path, value.fault
     items = enumerate(value) if isinstance(value, list) else ()
     for key, one in value.items() if isinstance(value, dict) else items:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 from replicate import errors
 
-GIVEN = "FILE"  # what a file of the command line is called, in place of a config's key
 KINDS = {"text": "csv", **{kind: kind for kind in ("npz", "parquet", "tfrecord")}}  # of inputs
 _BEGINS = {
     b"\x1f\x8b": "gzip",
@@ -17,12 +16,12 @@ _BEGINS = {
     b"\x93NUMPY": "npy",
 }
 _ADVICE = {
-    "gzip": "is compressed with gzip. Decompress it first",
-    "npz": "is an npz file. Set kind: npz",
-    "npy": "is a single NumPy array. Write it with numpy.savez, and set kind: npz",
-    "parquet": "is a Parquet file. Set kind: parquet",
-    "tfrecord": "is a TFRecord file. Set kind: tfrecord",
-    "text": "is text. Set kind: csv if it is a table",
+    "gzip": "compressed with gzip. Decompress it first",
+    "npz": "an npz file. Set kind: npz",
+    "npy": "a single NumPy array. Write it with numpy.savez, and set kind: npz",
+    "parquet": "a Parquet file. Set kind: parquet",
+    "tfrecord": "a TFRecord file. Set kind: tfrecord",
+    "text": "text. Set kind: csv if it is a table",
 }
 
 
@@ -63,47 +62,33 @@ def missing(name: str, key: str) -> errors.RunError:
     rule = "the file must exist, but does not"
     if glob.has_magic(name):
         rule = "a file must exist by this name or pattern, there is none"
-    of_config = "" if key == GIVEN else "; a relative one is looked up from the config's folder"
-    return errors.RunError(f"{key}: {name}: {rule}. Check the path{of_config}.")
+    return errors.RunError(f"{key}: {name}: {rule}. Check the path.")
 
 
 def _matching(name: str) -> list[str]:
     return [name] if os.path.lexists(name) else sorted(glob.glob(name, recursive=True))
 
 
-def size(path: str) -> int:
-    """Returns a file's bytes; 0 where it cannot be told."""
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0
-
-
 def kind_of(path: str) -> str:
     """Returns what a file is: gzip, npz, npy, parquet, tfrecord, text; empty if not known."""
-    return kind_of_head(_head(path)[:1024])
+    return _kind_of(_head(path)[:1024])
 
 
 def form_of(path: str) -> str:
-    """Returns what a file is, compressed or not; see `kind_of`."""
-    kind = kind_of(path)
-    if kind not in ("gzip", ""):
-        return kind
+    """Returns what a file is, or has in it if it is compressed; see `kind_of`."""
+    head = _head(path)
     with contextlib.suppress(zlib.error):
-        return kind_of_head(zlib.decompressobj(47).decompress(_head(path), 1024))  # gzip or zlib
-    return ""
+        head = zlib.decompressobj(47).decompress(head, 1024)  # gzip or zlib
+    return _kind_of(head[:1024])
 
 
 def _head(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(2**16)
-    except OSError:
-        return b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(2**16)
+    return b""
 
 
-def kind_of_head(head: bytes) -> str:
-    """Returns what a file is that begins with some bytes; see `kind_of`."""
+def _kind_of(head: bytes) -> str:
     for begin, kind in _BEGINS.items():
         if head.startswith(begin):
             return kind
@@ -116,4 +101,4 @@ def refuse_other_kind(path: str, wanted: str, key: str) -> None:
     """Raises a RunError where a file is plainly of another kind than the config says."""
     kind = kind_of(path)
     if kind in _ADVICE and kind != wanted:
-        raise errors.RunError(f"{key}: {path}: must be {wanted}, but {_ADVICE[kind]}.")
+        raise errors.RunError(f"{key}: {path}: must be {wanted}, but is {_ADVICE[kind]}.")

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
 
 import pydantic
 from pydantic import Field
 
-from replicate.app.config import catalog, cell_values, files, types
+from replicate.app.config import catalog, cell_values, types
 
 _MAX_BATCH = 2**31 - 1
 _MAX_RANK = 253  # and the batch
@@ -71,21 +71,6 @@ class Input(types.Section):
         own, others = (files_of(one) or (getattr(one, "function", None),) for one in both)
         wanted, left_out = (getattr(one, "holdout", None) for one in both)
         return not set(own).isdisjoint(others) and wanted != left_out
-
-    _is_given: bool = pydantic.PrivateAttr(False)
-
-    def called(self, section: str) -> str:
-        """Returns what error texts call this: its key, or FILE, which stands in its place."""
-        return files.GIVEN if self._is_given else f"{section}.input"
-
-    def of_file(self: _I, path: str) -> _I:
-        """Returns what reads another file as this input reads its own, once, in order, whole."""
-        file = path if isinstance(getattr(self, "file", ()), str) else (path,)
-        whole = {"shuffle": False, "repeat": False, "holdout": None, "rows": None, "file": file}
-        fields = type(self).model_fields
-        made = self.model_copy(update={key: one for key, one in whole.items() if key in fields})
-        made._is_given = True
-        return made
 
     def for_predictions(self: _I) -> _I:
         """Returns this input without its label, where it has one."""
@@ -156,7 +141,7 @@ class Table(Labelled):
             if name not in self.columns:
                 rule = f"must be for one of columns, got {name!r}"
                 yield ("defaults", name), f"{rule}. {types.meant(name, self.columns, 'Remove it.')}"
-            elif not cell_values.is_of(value, self.columns[name], takes_text=True):
+            elif not cell_values.is_of(value, self.columns[name]):
                 rule = f"must be {self.columns[name]} as its column is, got {value!r}"
                 yield ("defaults", name), f"{rule}. Correct it."
 
@@ -207,11 +192,6 @@ class Npz(Input):
     """For a feature or array, the dtype to convert it to."""
 
 
-def _flat(value: Any) -> list[Any]:
-    """Returns the values in a nest of lists."""
-    return [one for part in value for one in _flat(part)] if isinstance(value, list) else [value]
-
-
 class Feature(types.Section):
     """How one feature of a tf.train.Example is read."""
 
@@ -222,21 +202,15 @@ class Feature(types.Section):
     kind: Literal["fixed", "sparse", "ragged"] = "fixed"
     """fixed, sparse (becomes a SparseTensor) or ragged."""
     default: types.Anything = None
-    """Of a fixed feature, where an Example lacks it: one value for all of its shape, or a list of
-    as many; null: it must be there."""
+    """Of a fixed feature, where an Example lacks it: one value for all of its shape; null: it must
+    be there."""
 
     def faults(self) -> Iterator[tuple[types.KeyPath, str]]:
         """See base class."""
         if self.kind != "fixed" and (self.shape or self.default is not None):
             yield ("kind",), f"must be fixed to have shape or default, got {self.kind!r}."
-        values, size = _flat(self.default), math.prod(self.shape)
-        if isinstance(self.default, list) and len(values) != size:
-            rule = f"must be one value or a list of {size}, as many as its shape has"
-            yield ("default",), f"{rule}, got {len(values)}. Correct it, or shape."
-        wrong = [one for one in values if not cell_values.is_of(one, self.dtype)]
-        if wrong and self.default is not None:
-            rule = f"must be {self.dtype} as dtype says, got {wrong[0]!r}"
-            yield ("default",), f"{rule}. Correct it."
+        if self.default is not None and not cell_values.is_of(self.default, self.dtype):
+            yield ("default",), f"must be {self.dtype} as dtype says, got {self.default!r}."
 
 
 class Tfrecord(Labelled):

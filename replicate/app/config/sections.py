@@ -16,9 +16,8 @@ _DEVICE = re.compile(
     r"(/job:\w+)?(/replica:\d{1,9})?(/task:\d{1,9})?(/device:|/?)(CPU|GPU|TPU):\d{1,9}",
     re.ASCII | re.IGNORECASE,
 )
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
-_UNITS = (86400, 3600, 60, 1)  # seconds
 _MAX_SECONDS = 10**9  # 31 years; a system's clocks and waits can take no number whatever
+_Seconds = Annotated[types.Number, Field(gt=0, le=_MAX_SECONDS)]
 # With some ten thousand threads TensorFlow does not come to its first step.
 _Threads = Annotated[int, Field(ge=1, le=2**12), types.WHOLE]
 
@@ -58,25 +57,6 @@ class EarlyStopping(Compared):
     """An improvement must be better by more than this."""
 
 
-def _seconds(value: object) -> object:
-    """Takes 1h30m for its seconds."""
-    if not isinstance(value, str):
-        return value
-    found = _DURATION.fullmatch(value)
-    if not value or found is None:
-        raise ValueError("must be seconds above 0, or a time such as 1h30m")
-    return sum(int(count or 0) * unit for count, unit in zip(found.groups(), _UNITS, strict=True))
-
-
-_Seconds = Annotated[types.Number, Field(gt=0, le=_MAX_SECONDS)]
-_Time = Annotated[
-    _Seconds,
-    pydantic.BeforeValidator(
-        _seconds, json_schema_input_type=_Seconds | Annotated[str, Field(min_length=2)]
-    ),
-]
-
-
 class Train(types.Section):
     """How to train."""
 
@@ -93,9 +73,9 @@ class Train(types.Section):
     steps: types.Positive | None = None
     """The global step at which training is over; absolute, so a finished run stays so. This or
     epochs must be given; with both, training ends with the first."""
-    max_time: _Time | None = None
-    """Ends training after so many seconds, or so long as 1d, 1h30m or 90s, from its beginning, when
-    a step is made; what follows training is done then. The same command goes on from there."""
+    max_time: _Seconds | None = None
+    """Ends training after so many seconds from its beginning, when a step is made; what follows
+    training is done then. The same command goes on from there."""
     early_stopping: EarlyStopping | None = None
     """Ends training when evaluations get no better; needs eval.every_steps. A run that continues
     remembers them."""

@@ -10,15 +10,14 @@ import pydantic
 import pydantic_core
 from pydantic import Field
 
-from replicate.app.config import catalog, files
+from replicate.app.config import catalog, documents, files
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Section")
-KeyPath: TypeAlias = tuple[str | int, ...]
+KeyPath: TypeAlias = documents.KeyPath
 
 _FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _MOST = 2**63 - 1
-_TYPO, _ALIKE = 0.8, 0.6  # how much of two words is the same, of 1
 
 
 class Unknown(NamedTuple):
@@ -135,11 +134,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     word, by_lower = word.lower(), {name.lower(): name for name in known}
     begun = [one for one in by_lower if word.startswith(one) or one.startswith(word)]
     begun = [one for one in begun if min(len(one), len(word)) > 1]
-    for names, cutoff in ((by_lower, _TYPO), (begun, 0.0), (by_lower, _ALIKE)):
-        found = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
-        if found:
-            return by_lower[found[0]]
-    return ""
+    alike = difflib.get_close_matches(word, begun or by_lower, n=1, cutoff=0.0 if begun else 0.6)
+    return by_lower[alike[0]] if alike else ""
 
 
 def meant(word: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -37,12 +37,12 @@ def naming(settings: config.Config, section: str, checkpoint: str | None = None)
         fault = _fault(source.for_predictions() if section == "predict" else source, section, e)
         if not fault:
             raise
-        raise errors.RunError(f"{source.called(section)}: {fault}") from e
+        raise errors.RunError(f"{section}.input: {fault}") from e
 
 
 def _fault(source: input_config.AnyInput, section: str, error: Exception) -> str:
     """Returns what is wrong with an input; nothing where an error has other reasons."""
-    key = source.called(section)
+    key = f"{section}.input"
     if not isinstance(error, tf.errors.OpError):
         return records.fault(source, key)
     disagreeing = row_counts.told(error)
@@ -65,7 +65,7 @@ def without_rows(settings: config.Config, section: str) -> errors.RunError:
             f"Check {source.function}; with drop_remainder a batch_size, here {source.batch_size}, "
             "above the number of rows leaves none."
         )
-    return errors.RunError(f"{source.called(section)}: must have rows, has none. {then}")
+    return errors.RunError(f"{section}.input: must have rows, has none. {then}")
 
 
 def _is_reading(error: tf.errors.OpError) -> bool:

@@ -65,9 +65,8 @@ def _parsing(feature: input_config.Feature) -> Any:
         return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
     default = feature.default
     if default is not None:
-        values = np.array(default, object if dtype == tf.string else dtype.as_numpy_dtype)
-        is_one = not isinstance(default, list)
-        default = np.full(feature.shape, values) if is_one else values.reshape(feature.shape)
+        is_text = dtype == tf.string
+        default = np.full(feature.shape, default, object if is_text else dtype.as_numpy_dtype)
     return tf.io.FixedLenFeature(list(feature.shape), dtype, default)
 
 

@@ -36,9 +36,10 @@ def input_fn(
     source = settings.input_of(section)
     if not cached and hasattr(source, "cache"):
         source = source.model_copy(update={"cache": False})
-    called = source.called(section)
     position = positions.Position(passed_over(settings, start) if start else 0)
-    return inputs.input_fn(source, called, _MODES[section], settings.params, task, position)
+    return inputs.input_fn(
+        source, f"{section}.input", _MODES[section], settings.params, task, position
+    )
 
 
 def passed_over(settings: config.Config, start: int) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import gzip
 import hashlib
+import os
 import re
 import zlib
 from collections.abc import Generator, Iterator, Sequence
@@ -48,7 +49,7 @@ def fits_in_memory(source: input_config.Table, key: str) -> bool:
     """Tells whether all of an input's files together are small enough to be kept."""
     total = 0
     for path in files.expanded(source.file, key):
-        total += files.size(path) * (_PACKED_RATIO if files.kind_of(path) in _PACKED else 1)
+        total += os.path.getsize(path) * (_PACKED_RATIO if files.kind_of(path) in _PACKED else 1)
     return total <= _MAX_IN_MEMORY
 
 
@@ -81,9 +82,10 @@ def pieces(source: input_config.AnyTable, key: str, is_training: bool = False) -
     """
     share, has_rows = source.holdout, False
     is_parquet = isinstance(source, input_config.Parquet)
+    read_file: Any = _of_parquet if is_parquet else _of_csv
     for path in files.expanded(source.file, key):
         with naming(path, key, getattr(source, "delimiter", None)):
-            for columns, rows in _read(path, source):
+            for columns, rows in read_file(path, source):
                 if share is not None:
                     kept = _are_held_out(rows, share, is_parquet) != is_training
                     columns = {name: column[kept] for name, column in columns.items()}
@@ -194,15 +196,8 @@ def _require_columns(names: Sequence[str], source: input_config.AnyTable, what: 
         )
 
 
-def _read(path: str, source: input_config.AnyTable) -> Iterator[tuple[Columns, Any]]:
-    """Returns the columns of some rows at a time, and all of them of pyarrow's for a holdout."""
-    if isinstance(source, input_config.Parquet):
-        return _of_parquet(path, source)
-    return _of_csv(path, source)
-
-
 def _of_csv(path: str, source: input_config.Csv) -> Iterator[tuple[Columns, Any]]:
-    """See `_read`."""
+    """Returns the columns of some rows at a time, and all of them of pyarrow's for a holdout."""
     has_rows = True
     with contextlib.closing(texts(path, source.delimiter)) as rows:
         _, first = next(rows, (0, []))
@@ -276,7 +271,7 @@ def _numbers(cells: Any, name: str, dtype: str, first_row: int) -> npt.NDArray[A
 
 
 def _of_parquet(path: str, source: input_config.Parquet) -> Iterator[tuple[Columns, Any]]:
-    """See `_read`."""
+    """See `_of_csv`."""
     with parquet.ParquetFile(path) as file:
         _require_columns(file.schema_arrow.names, source, "the file")
         names = None if source.holdout is not None else list(source.columns)

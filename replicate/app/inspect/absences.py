@@ -47,9 +47,9 @@ def require_data(settings: config.Config, names: Iterable[str]) -> None:
     may_be_made = any(not one.startswith(_OURS) for _, one in _functions(settings))
     for name in names:
         source = settings.input_of(name)
-        key = source.called(name)
+        key = f"{name}.input"
         local = [one for one in input_config.files_of(source) if "://" not in one]
-        if may_be_made and key != files.GIVEN and files.absent(local):
+        if may_be_made and files.absent(local):
             continue
         files.expanded(local, key)
         for fault in _unlike(source, key) if name != "predict" else ():
