@@ -152,11 +152,11 @@ eval={input: {kind: npz, file: x, repeat: true}} | eval.steps: must be set: eval
 predict={input: {kind: npz, file: x, repeat: true}} | predict.input: must come to an end, got repe
 export={exporters: [{kind: bets}]} | Did you mean best?
 export={exporters: [{name: x}]} | export.exporters[0].kind: the key is required here. Add it.
-export={exporters: [final]} | export.exporters[0]: must be a mapping of keys to values, got 'final
-export={exporters: [{kind: final, nme: a}]} | Did you mean name?
-export={exporters: [{kind: final, name: '12'}]} | must be a folder's name that is no number
-export={exporters: [{kind: final}, {kind: final}]} | export.exporters: must have different names,
-export={exporters: [{kind: latest}]} | no latest exporter without an eval section
+export={exporters: [latest]} | export.exporters[0]: must be a mapping of keys to values, got 'latest
+export={exporters: [{kind: latest, nme: a}]} | Did you mean name?
+export={exporters: [{kind: latest, name: '12'}]} | must be a folder's name that is no number
+export={exporters: [{kind: latest}, {kind: latest}]} | export.exporters: must have different names,
+export={exporters: [{kind: latest}]} | no exporters without an eval section
 export={assets_extra: {../a: b}} | export.assets_extra.../a: must be named by a path within assets
 export={inputs: {x: {dtype: float, shape: [null]}}} | Did you mean float32 or float64?
 train.input={kind: csv, file: x, columns: {a: int32}, label: b} | label: must be one of columns
@@ -357,7 +357,7 @@ def test_all_wrong_items_of_lists_and_mappings_are_told(tmp_path):
         "4: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
         "6: eval.input.features.x.dtype: must be one of float32, int64, string",
         "8: export.exporters[0].metrik: unknown key. Did you mean metric?",
-        "8: export.exporters[1].kind: must be one of final, latest, best",
+        "8: export.exporters[1].kind: must be one of latest, best",
         "8: export.exporters[2].exports_to_keep: must be at least 1",
     ]
     table = "kind: csv, file: x, columns: {b: int8, c: int8}, label: y, defaults: {b: x, c: z}"

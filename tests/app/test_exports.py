@@ -57,7 +57,6 @@ export:
     - {kind: best, metric: score, higher_is_better: true, exports_to_keep: 1}
     - {kind: best, name: lowest, exports_to_keep: null}
     - {kind: latest, exports_to_keep: 2}
-    - {kind: final}
 """
 
 BEST = "export.exporters=[{{kind: best, metric: {}, higher_is_better: true}}]"
@@ -93,7 +92,7 @@ def train_twice(folder):
 def steps_of(directory):
     """Returns the steps whose weights the exports in a directory have: w = -0.1 step."""
     steps = []
-    for path in sorted(directory.iterdir()):
+    for path in sorted(path for path in directory.iterdir() if path.name.isdecimal()):
         with predictors.load_exported(str(path)) as predictor:
             steps.append(round(float(predictor({"x": [1.0]})["y"][0]) / -0.1, 3))
     return steps
@@ -108,9 +107,9 @@ def test_best_compares_the_loss_by_default_and_lower_is_better(trained):
     assert steps_of(trained / "trained" / "export" / "lowest") == [2, 4, 6, 8, 10]
 
 
-def test_latest_keeps_the_newest_and_final_exports_at_each_end(trained):
+def test_latest_keeps_the_newest_and_each_training_exports_at_its_end(trained):
     assert steps_of(trained / "trained" / "export" / "latest") == [8, 10]
-    assert steps_of(trained / "trained" / "export" / "final") == [6, 10]
+    assert steps_of(trained / "trained" / "export")[:2] == [6, 10]
 
 
 def test_an_export_holds_extra_assets(trained):
@@ -120,8 +119,8 @@ def test_an_export_holds_extra_assets(trained):
 
 def test_nothing_but_whole_exports_is_in_the_directory(trained):
     names = {path.name for path in (trained / "trained" / "export").iterdir()}
-    assert {"best", "lowest", "latest", "final"} < names
-    assert all(name.isdecimal() for name in names - {"best", "lowest", "latest", "final"})
+    assert {"best", "lowest", "latest"} < names
+    assert all(name.isdecimal() for name in names - {"best", "lowest", "latest"})
 
 
 @pytest.mark.parametrize("towers", ["one", "merged"])
@@ -178,12 +177,11 @@ def test_a_metric_that_is_no_number_is_never_the_best(folder):
     assert [path.name.isdecimal() for path in (folder / "nan" / "export").iterdir()] == [True]
 
 
-def test_final_exports_without_an_evaluation(folder):
-    given = ["eval=null", "export={after_training: false, exporters: [{kind: final}]}"]
-    given = [part for option in given for part in ("--set", option)]
+def test_the_end_of_training_exports_without_an_evaluation(folder):
+    given = [part for option in ("eval=null", "export={}") for part in ("--set", option)]
     assert run(folder, "train", *given, "--set", "train.steps=3", model_dir="unseen") == 0
-    assert steps_of(folder / "unseen" / "export" / "final") == [3]
-    (path,) = (folder / "unseen" / "export" / "final").iterdir()
+    assert steps_of(folder / "unseen" / "export") == [3]
+    (path,) = (folder / "unseen" / "export").iterdir()
     assert not (path / "assets.extra").exists()
 
 

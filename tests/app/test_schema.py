@@ -27,7 +27,7 @@ train: {steps: 1000.0, input: {kind: csv, file: [a.csv, b.csv], columns: {x: flo
 eval: {input: {kind: npz, file: a.npz, features: {x: y}, rows: [null, 3]}}
 predict: {input: 'a.b:rows', keys: [p]}
 export: {inputs: {x: {dtype: float32, shape: [null, 3]}}, assets_extra: {v.txt: v.txt},
-  exporters: [{kind: final}, {kind: best, metric: auc, higher_is_better: true}]}
+  exporters: [{kind: latest}, {kind: best, metric: auc, higher_is_better: true}]}
 run: {per_process_gpu_memory_fraction: 0.5}
 """
 TFRECORD = """

@@ -181,6 +181,8 @@ class Exporter(types.Section):
     kind: str
     name: Annotated[str, pydantic.AfterValidator(_folder_name)] | None = None
     """The folder of its exports, in export.directory; null: its kind."""
+    exports_to_keep: types.Positive | None = 5
+    """How many exports to keep, the newest; null: all."""
 
     @property
     def folder(self) -> str:
@@ -188,28 +190,14 @@ class Exporter(types.Section):
         return self.name or self.kind
 
 
-class Final(Exporter):
-    """Exports once, when training is over."""
-
-    kind: Literal["final"] = "final"
-    """final: once, when training is over."""
-
-
-class Repeated(Exporter):
-    """What every exporter has that exports after evaluations."""
-
-    exports_to_keep: types.Positive | None = 5
-    """How many exports to keep, the newest; null: all."""
-
-
-class Latest(Repeated):
+class Latest(Exporter):
     """Exports after each evaluation."""
 
     kind: Literal["latest"] = "latest"
     """latest: after each evaluation."""
 
 
-class Best(Compared, Repeated):
+class Best(Compared, Exporter):
     """Exports after an evaluation that is better than all before."""
 
     kind: Literal["best"] = "best"
@@ -229,8 +217,8 @@ class Export(types.Section):
     """Path below `assets.extra` in the export, and the file to copy there."""
     after_training: bool = True
     """Whether `train` writes an export into directory when it is over."""
-    exporters: types.Items[Annotated[Final | Latest | Best, Field(discriminator="kind")]] = ()
-    """More exports of `train`: after evaluations, or when it is over."""
+    exporters: types.Items[Annotated[Latest | Best, Field(discriminator="kind")]] = ()
+    """More exports of `train`, after evaluations."""
     inputs: types.Named[ServingInput] | None = None
     """The tensors that the served model takes, by the names of features; null: the features of
     predict.input, or of eval.input or train.input if there is none."""

@@ -52,16 +52,12 @@ class Exports:
         )
         return os.fsdecode(path)
 
-    def run_exporters(
-        self, checkpoint: str, metrics: Mapping[str, Any], is_final: bool
-    ) -> dict[str, str]:
+    def run_exporters(self, checkpoint: str, metrics: Mapping[str, Any]) -> dict[str, str]:
         """Lets the config's exporters export a checkpoint.
 
         Args:
             checkpoint: Its path.
             metrics: Those of its evaluation.
-            is_final: Whether it is the turn of those that export at the end of training; else of
-                those that do after evaluations.
 
         Returns:
             Exporter's name -> path, for those that exported.
@@ -71,15 +67,13 @@ class Exports:
         """
         paths = {}
         for one in self._wanted.exporters:
-            if isinstance(one, sections.Final) is not is_final:
-                continue
             key = f"export.exporters: {one.folder}: metric"
             if isinstance(one, sections.Best) and not improvement.is_best(
                 self._made.model_dir, metrics, one, key
             ):
                 continue
             paths[one.folder] = self.save(checkpoint, one.folder)
-            if isinstance(one, sections.Repeated) and one.exports_to_keep is not None:
+            if one.exports_to_keep is not None:
                 folder = os.path.join(self._directory, one.folder)
                 for path in _exports_in(folder)[: -one.exports_to_keep]:
                     with contextlib.suppress(tf.errors.NotFoundError):

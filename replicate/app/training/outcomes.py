@@ -87,7 +87,9 @@ class Outcomes:
         ):
             kept = improvement.keep_best(model_dir, checkpoint)
             say(f"best so far by {best.metric}: {kept}")
-        self._export(checkpoint, is_final=False)
+        if self._exports is not None:
+            for name, path in self._exports.run_exporters(checkpoint, found).items():
+                say(f"exported {name}: {path}")
         improvement.note(model_dir, found)
 
     def finish(
@@ -103,14 +105,7 @@ class Outcomes:
         run, path = self._run, None
         if self._latest.get(json_output.STEP) != step:
             self.evaluate(checkpoint)
-        self._export(checkpoint, is_final=True)
         if self._exports is not None and run.settings.section(sections.Export).after_training:
             path = self._exports.save(checkpoint)
         records.Records(run.model_dir, run.display.say).write_metrics(step, self._latest, ended_by)
         return self._latest or None, path
-
-    def _export(self, checkpoint: str, is_final: bool) -> None:
-        if self._exports is not None:
-            exported = self._exports.run_exporters(checkpoint, self._latest, is_final)
-            for name, path in exported.items():
-                self._run.display.say(f"exported {name}: {path}")
