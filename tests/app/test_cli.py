@@ -15,6 +15,7 @@ import yaml
 
 import replicate
 from replicate import errors
+from replicate.app.cluster import launcher
 from replicate.app.command import cli, commands
 from replicate.app.config import config
 from replicate.compat.tensorflow import tf
@@ -362,3 +363,18 @@ def test_a_launcher_is_told_what_a_run_says_that_was_stopped(monkeypatch, capsys
     assert cli.main(["train", DIGITS]) == interrupts.INTERRUPTED
     assert told == [{"stopped": "stopped at step 3"}]
     assert capsys.readouterr().err == "stopped at step 3\n"
+
+
+def test_a_launch_starts_trainings_of_which_the_chief_tells_the_result(monkeypatch):
+    words = [sys.executable, "-m", "replicate", "train", DIGITS]
+    words += ["--set", "seed=3", "--model-dir", "x"]
+    for given in ([], ["--json"]):
+        lines = {}
+
+        def launch(wanted, line_of, model_dir, display, lines=lines):
+            lines.update({name: line_of(name) for name in ("chief:0", "worker:0")})
+
+        monkeypatch.setattr(launcher, "launch", launch)
+        line = ["launch", DIGITS, "--workers", "2", "--seed=3", "--model-dir", "x", *given]
+        assert cli.main(line) == 0
+        assert lines == {"chief:0": [*words, *given], "worker:0": words}
