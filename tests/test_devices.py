@@ -136,18 +136,49 @@ def test_a_number_of_cpus_is_a_number(bad):
         devices.make_logical_cpus(bad)
 
 
-def test_cpus_are_made_and_nothing_is_started(run_python):
-    said = run_python(
-        "from replicate import devices\n"
-        "from replicate.compat.tensorflow import tf\n"
-        "print(devices.resolve(1), devices.make_logical_cpus(3))\n"
-        "print(devices.local_devices(), devices.make_logical_cpus(4)[-1])\n"
-        "print([d.name for d in tf.config.list_logical_devices()])\n"
-    )
-    first, second, third = said.splitlines()
+# In a process of its own: CPUs are made once, and a model says once what it uses.
+PROGRAM = """
+import contextlib, sys, replicate
+from replicate import devices, estimator
+from replicate.compat.tensorflow import tf, tf1
+
+print(devices.resolve(1), devices.make_logical_cpus(3))
+print(devices.local_devices(), devices.make_logical_cpus(4)[-1])
+print([d.name for d in tf.config.list_logical_devices()])
+
+def model_fn(features, labels, mode):
+    y = tf1.layers.dense(features["x"], 1)
+    loss = tf.reduce_mean(y)
+    step = tf1.train.get_global_step()
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, step.assign_add(1).op)
+
+def input_fn():
+    return tf.data.Dataset.from_tensors({"x": tf.ones([4, 2])})
+
+with contextlib.redirect_stderr(sys.stdout):
+    for given in (None, None, 1, 1):
+        replicated = replicate.replicate_model_fn(model_fn, devices=given)
+        estimator.Estimator(replicated).train(input_fn)
+"""
+
+
+@pytest.fixture(name="said", scope="module")
+def run_program(run_python):
+    return run_python(PROGRAM).splitlines()
+
+
+def test_cpus_are_made_and_nothing_is_started(said):
+    first, second, third = said[:3]
     assert first == "('/device:CPU:0',) ('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')"
     assert second == "('/device:CPU:0', '/device:CPU:1', '/device:CPU:2') /device:CPU:3"
     assert third == str([f"/device:CPU:{i}" for i in range(4)])
+
+
+def test_a_model_says_once_which_devices_it_uses(said):
+    assert [line for line in said[3:] if " device" in line] == [
+        "4 devices: /cpu:0, /cpu:1, /cpu:2, /cpu:3; variables on /cpu:0; TensorFlow sees no GPU",
+        "1 device: /cpu:0; variables on /cpu:0",
+    ]
 
 
 MORE = ["/cpu:0", "/cpu:8"]  # the latter is one that nobody has made
@@ -329,31 +360,3 @@ def test_devices_are_described_in_a_line(workers, keepers, text):
     )
     assert devices.described(workers, keepers, True) == text
     assert devices.described(workers, keepers, False) == f"{text}; TensorFlow sees no GPU"
-
-
-def test_a_model_says_once_which_devices_it_uses(run_python):
-    code = """
-import contextlib, sys, replicate
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
-
-def model_fn(features, labels, mode):
-    y = tf1.layers.dense(features["x"], 1)
-    loss = tf.reduce_mean(y)
-    step = tf1.train.get_global_step()
-    return estimator.EstimatorSpec(mode, {"y": y}, loss, step.assign_add(1).op)
-
-def input_fn():
-    return tf.data.Dataset.from_tensors({"x": tf.ones([4, 2])})
-
-replicate.devices.make_logical_cpus(2)
-with contextlib.redirect_stderr(sys.stdout):
-    for devices in (None, None, 1, 1):
-        replicated = replicate.replicate_model_fn(model_fn, devices=devices)
-        estimator.Estimator(replicated).train(input_fn)
-"""
-    said = [line for line in run_python(code).splitlines() if "device" in line]
-    assert said == [
-        "2 devices: /cpu:0, /cpu:1; variables on /cpu:0; TensorFlow sees no GPU",
-        "1 device: /cpu:0; variables on /cpu:0",
-    ]
