@@ -146,6 +146,8 @@ class Analysis:
     def space_of(self, tensor: tf.Tensor) -> Space:
         """Returns the space of the rows that an operation picks, the same for equal picks."""
         key = equal.key(tensor)
+        if tensor.op.type == "DynamicPartition":
+            key = (tensor.op.type, tensor.value_index, equal.key(tensor.op.inputs[1]))
         if key not in self._spaces:
             self._spaces[key] = Space(tensor.op.name, tensor)
         return self._spaces[key]

@@ -12,6 +12,7 @@ from replicate.splitting.rules import (
     lists,
     matrices,
     networks,
+    partitions,
     random,
     reductions,
     registry,
@@ -28,6 +29,7 @@ FAMILIES = (
     lists,  # TensorArrays, stacks and tensor lists
     matrices,  # products of matrices, einsum, biases, linear algebra, FFT, diagonals
     networks,  # convolutions, pools, images, quantisation, losses, normalisation, recurrent cells
+    partitions,  # entries that numbers part and put together again
     random,  # random numbers
     reductions,  # sums, maxima, arg max, cumulative sums, counts
     shapes,  # shapes, slices, concatenation, padding

@@ -152,9 +152,10 @@ def _rank(tensor: tf.SparseTensor) -> int:
 def picked(ops: Iterable[tf.Operation]) -> list[probes.KnownRows]:
     """Returns the rows that operations pick, for the facts."""
     return [
-        probes.KnownRows(op.outputs[n], 0, True)
+        probes.KnownRows(tensor, 0, True)
         for op in ops
-        for n in sparse.PICKING.get(op.type, ())
+        for n, tensor in enumerate(op.outputs)
+        if op.type == "DynamicPartition" or n in sparse.PICKING.get(op.type, ())
     ]
 
 
@@ -196,6 +197,8 @@ def _makes_rows(op: tf.Operation, number: int) -> bool:
     if op.type not in (*FILLS, *SPREADS, "Range") and op.type not in random.SEEDED:
         return False
     made = op.outputs[0]
+    if op.type == "Range" and any(user.type == "DynamicPartition" for user in made.consumers()):
+        return (made.shape.num_elements() or 1) % number == 0  # entries of rows are parted
     if not made.shape.rank or number not in made.shape.as_list():
         return False
     is_number = not (made.dtype.is_floating or made.dtype.is_complex)

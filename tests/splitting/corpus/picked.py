@@ -417,6 +417,32 @@ def tables_of_words(f):
     return squares(tf.reduce_sum(ids, 1), f), {"found": found, "hashed": hashed}
 
 
+# Tables in slices, as partitioners cut them.
+
+
+@model("DynamicPartition ParallelDynamicStitch ResourceGather")
+def lookups_in_slices(f):
+    slices = tf1.fixed_size_partitioner(3)
+    start = tf.constant_initializer(0.3)
+    with tf1.variable_scope("cut", partitioner=slices, use_resource=True):
+        table = tf1.get_variable("table", [6, 3], F64, start)
+        words = tf1.get_variable("words", [6, 3], F64, start)
+    found = tf1.nn.embedding_lookup(table, f["ids"], partition_strategy="div")
+    label = tf1.nn.embedding_lookup(words, f["label"])
+    return squares(hidden(tf.reduce_sum(found, 1) + label), f), {"found": found, "label": label}
+
+
+@model("DynamicPartition DynamicStitch")
+def parts_by_numbers(f):
+    """What a model does with one part of the rows and not with the others."""
+    of, x = tf.cast(f["label"], tf.int32), hidden(f["x"])
+    parts = tf.dynamic_partition(x, of, 3)
+    rows = tf.dynamic_partition(tf.range(tf.shape(x)[0]), of, 3)
+    changed = [parts[0], hidden(parts[1], "second"), parts[2] * 2.0]
+    found = tf.dynamic_stitch(rows, changed)
+    return squares(found, f) + tf.reduce_sum(parts[2]), {"found": found, "part": parts[1]}
+
+
 # Feature columns, of sparse and of dense inputs.
 
 

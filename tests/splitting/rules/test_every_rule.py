@@ -51,6 +51,9 @@ NOT_HERE = {
 }
 # Kinds of picked rows, which whole models compare with one device in tests/splitting/corpus/picked.
 IN_MODELS = {
+    "DynamicPartition",
+    "DynamicStitch",
+    "ParallelDynamicStitch",
     "SparseCross",
     "SparseCrossHashed",
     "SparseCrossV2",

@@ -456,3 +456,27 @@ def test_what_is_too_short_on_one_device_is_so_on_several(num_devices):
     bags = tf1.SparseTensorValue([[0, 0], [2, 1]], np.array([3, 4]), [4, 4])  # none in the last row
     with pytest.raises(tf.errors.InvalidArgumentError):
         alike.run(make, [(np.ones([4, 4], np.float32), bags)], num_devices)
+
+
+@pytest.mark.parametrize(
+    ("stitch", "reason"),
+    [
+        (lambda at, x: ([at[0], at[1]], [x[0], x[1]]), "split"),
+        (lambda at, x: ([at[1], at[0]], [x[1], x[0]]), "not each row is put in once"),
+        (lambda at, x: ([at[0]], [x[0]]), "not each row is put in once"),
+        (lambda at, x: ([at[0], at[1]], [x[1], x[0]]), "an operand has other rows"),
+    ],
+    ids=["back", "turned", "a part", "crossed"],
+)
+def test_rows_are_put_together_as_they_were_parted(fresh_graph, stitch, reason):
+    x, of = tf1.placeholder(tf.float64, [None, 2]), tf1.placeholder(tf.int32, [None])
+    parts = tf.dynamic_partition(x, of, 2)
+    numbers = tf.dynamic_partition(tf.range(tf.shape(x)[0]), of, 2)
+    found = tf.dynamic_stitch(*stitch(numbers, parts))
+    result = alike.split([x, of], [found])
+    assert reason in (result.how(found.op), result.why(found.op))
+    values = np.arange(8.0).reshape(4, 2)
+    with alike.session() as session:
+        given = session.run(result.fetch[0], {x: values, of: [0, 1, 1, 0]})
+    if reason == "split":
+        np.testing.assert_array_equal(given, values)
