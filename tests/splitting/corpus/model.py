@@ -60,8 +60,11 @@ class Model(NamedTuple):
     gradients: Sequence[str] = ()
 
     def fits(self, setting: running.Setting) -> bool:
-        """Whether it can be built in a setting; of one static row those that always are static."""
-        return setting.is_static in self.statics and (setting.rows[0] > 1 or len(self.statics) == 1)
+        """Whether it can be built in a setting, and split where it wants that."""
+        least = 3 if self.split or self.gradients else 2 if False in self.statics else 1
+        return setting.is_static in self.statics and (
+            not setting.is_static or setting.rows[0] >= least
+        )
 
     def require_exact(self, setting: running.Setting) -> splitter.Result | None:
         """Requires K devices to be one device; returns what became of the graph, if it is split."""
@@ -79,7 +82,7 @@ class Model(NamedTuple):
                 random_numbers="one_device",
             )
         assert np.isfinite([fetched["loss"] for fetched in found.fetched]).all()
-        for result in results if rows[0] > 2 else ():  # of two static rows some things are whole
+        for result in results:
             whole = built.not_split(result)
             assert not whole, "\n".join(["", *whole])
         return results[0] if results else None
