@@ -196,7 +196,7 @@ class _Mode:
         The rows are in other orders, unless each is drawn numbers for; or weights are rounded
         otherwise, in the precision in which values are computed.
         """
-        orders = [] if one.drawing else one_round.reordered
+        orders = () if one.drawing else one_round.reordered()
         reordered = [(one.run(batches, self._start), order) for batches, order in orders]
         repeated = _Repeated(reordered, [], one.precision)
         self._round(repeated, one, one_round, _REPEATS)

@@ -1,6 +1,6 @@
 """A person's input: its first batches, cut and reordered, and placeholders that look like them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,12 +31,12 @@ class Round(NamedTuple):
     Attributes:
         label: What they are, for people, e.g. `cut to 5 rows`.
         batches: One or more.
-        reordered: The same with their rows in other orders, and these orders.
+        reordered: Yields the same with their rows in other orders, and these orders.
     """
 
     label: str
     batches: list[Batch]
-    reordered: list[tuple[list[Batch], list[npt.NDArray[Any]]]]
+    reordered: Callable[[], Iterator[tuple[list[Batch], list[npt.NDArray[Any]]]]]
 
 
 class Form(NamedTuple):
@@ -189,25 +189,37 @@ def rounds(
         repeats: How many batches a round of cut ones has.
         session_config: Of the session.
     """
-    with tf.Graph().as_default(), tf1.Session(config=session_config) as session:
+    graph = tf.Graph()
+    with graph.as_default():
         holders, index = placeholders(form, None), tf1.placeholder(tf.int64, [None])
         taken = tf.nest.map_structure(lambda leaf: _taken(leaf, index), holders).parts()
 
-        def take(batch: Batch, numbers: npt.NDArray[Any]) -> Batch:
-            arrays, _ = _run(session, taken, (), {**feed(holders, batch), index: numbers})
-            return Batch(arrays, len(numbers))
+    def take(batches: Sequence[Batch], indices: Sequence[npt.NDArray[Any]]) -> list[Batch]:
+        taken_rows = []
+        with tf1.Session(graph=graph, config=session_config) as session:
+            for batch, numbers in zip(batches, indices, strict=True):
+                feeds = {**feed(holders, batch), index: numbers}
+                taken_rows.append(Batch(_run(session, taken, (), feeds)[0], len(numbers)))
+        return taken_rows
 
-        made = {"as they come": list(batches)}
-        for size in cut_sizes(min(batch.row_count for batch in batches), num_towers):
-            label = f"cut to {size} row{'' if size == 1 else 's'}"
-            made[label] = [take(batch, np.arange(size)) for batch in batches[:repeats]]
-        found = []
-        for label, cut in made.items():
-            counts = [batch.row_count for batch in cut]
+    def round_of(label: str, batches: list[Batch]) -> Round:
+        def reordered() -> Iterator[tuple[list[Batch], list[npt.NDArray[Any]]]]:
             drawn = np.random.RandomState(0)
-            orders = ([np.arange(n)[::-1] for n in counts], [drawn.permutation(n) for n in counts])
-            found.append(Round(label, cut, [(list(map(take, cut, each)), each) for each in orders]))
-        return found
+            counts = [batch.row_count for batch in batches]
+            for orders in (
+                [np.arange(count)[::-1] for count in counts],
+                [drawn.permutation(count) for count in counts],
+            ):
+                yield take(batches, orders), orders
+
+        return Round(label, batches, reordered)
+
+    made = [round_of("as they come", list(batches))]
+    for size in cut_sizes(min(batch.row_count for batch in batches), num_towers):
+        label = f"cut to {size} row{'' if size == 1 else 's'}"
+        some = batches[:repeats]
+        made.append(round_of(label, take(some, [np.arange(size)] * len(some))))
+    return made
 
 
 def cut_sizes(row_count: int, num_towers: int) -> list[int]:

@@ -86,10 +86,11 @@ def test_rows_of_every_kind_come_out_as_they_came_cut_and_in_other_orders(is_sta
     ]
     for one, order in ((come, (0, 1, 2)), (cut, (0, 1)), (single, (0,))):
         assert values_of(form, one.batches[0]) == of_rows(*order)
-        for (other,), (numbers,) in one.reordered:
+        for (other,), (numbers,) in one.reordered():
             assert sorted(numbers) == list(order)
             assert values_of(form, other) == of_rows(*numbers)
-    assert come.reordered[0][1][0].tolist() == [2, 1, 0]
+    _, (reverse,) = next(come.reordered())
+    assert reverse.tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
