@@ -239,7 +239,7 @@ def _then(calm: subjects.Undisturbed, again: subjects.Ended) -> list[str]:
 def _memory_ends(calm: subjects.Undisturbed, drawn: random.Random) -> Sequence[str]:
     at = drawn.randrange(10, 590)
     params, told = f"{{bytes: {2**46}, at: {at}}}", (f"[{2**46}]", f" {2**46:,} bytes do not fit")
-    told += ("The operation is ", "A step of 24 rows needs at least", "CPU:0 ", "CPU:1 ")
+    told += ("The operation is ",)
     faults = _ended(calm, params, (at - 1) // 50 * 50, *told)
     return [*faults, *_then(calm, subjects.run(calm.folder, "train", calm.folder / "ended"))]
 
@@ -321,7 +321,7 @@ def all_of() -> Sequence[Case]:
         *(_numbers_end(one) for one in ("odd: nan", "odd: inf", "steep: true")),
         Case(
             "no memory for a tensor",
-            "its shape, bytes and place are told, and what a step needs; then the same bits",
+            "its shape, bytes and place are told; then the same bits",
             2,
             _memory_ends,
         ),
