@@ -1,5 +1,6 @@
 """The variables of a split graph with their copies, as Savers and hooks see them."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from replicate.compat import tensorflow as tfc
@@ -81,10 +82,12 @@ class WritesHook(tf1.train.SessionRunHook):
             op: [made[holder.name] for holder in holders] for op, holders in copies.items()
         }
         self._known = {each for op in copies for each in mirroring.users(op.outputs[0])}
+        self._known.update(made.values())
 
     def begin(self) -> None:
         """See base class."""
         for variable, copies in self._copies.items():
+            _read_first([variable, *copies], [*map(self._new, [variable, *copies])])
             writes, those = self._new(variable), self._new(copies[0])
             ends = [*(op._id for op in writes[1:]), float("inf")]
             for write, end in zip(writes, ends, strict=False):
@@ -99,6 +102,18 @@ class WritesHook(tf1.train.SessionRunHook):
         """Returns what writes a variable and was not there when the graph was split, in order."""
         found = {op for op in mirroring.users(holder.outputs[0]) if op not in self._known}
         return order.as_made(filter(effects.changes_state, found))
+
+
+def _read_first(holders: Sequence[tf.Operation], writes: Sequence[Sequence[tf.Operation]]) -> None:
+    """Lets writes wait for reads of any copy, so that all devices see what was there before.
+
+    A read that is more than a read, as a lookup is, would run a part of the step with the write.
+    """
+    users = [op for holder in holders for op in mirroring.users(holder.outputs[0])]
+    reads = [op for op in users if _is_free(op)]
+    for write in itertools.chain.from_iterable(writes):
+        if write._get_control_flow_context() is None:
+            write._add_control_inputs([op for op in reads if op not in write.control_inputs])
 
 
 def _repeat(write: tf.Operation, variable: tf.Operation, copies: Sequence[tf.Operation]) -> None:
@@ -119,3 +134,9 @@ def _repeat(write: tf.Operation, variable: tf.Operation, copies: Sequence[tf.Ope
                 graph = write.graph
                 made = graph.create_op(write.type, inputs, kinds, attrs=attributes)
         write._add_control_input(made)
+
+
+def _is_free(op: tf.Operation) -> bool:
+    """Whether an operation reads a variable, and runs nothing else."""
+    is_read = op.type == "ReadVariableOp" and op.inputs[0].op.type == "VarHandleOp"
+    return is_read and not op.control_inputs

@@ -138,6 +138,7 @@ def split_graph(
     made = written.nodes.write()
     added = joined.make(strategy, made)
     _apply(written.changes, made)
+    _refuse_feeding(written.nodes, made)
     reads_first.apply(packed.first, made)
     if cluster is None:
         leftovers.repoint(left, written, made)
@@ -245,6 +246,14 @@ def _order(
     aside = order.behind(handles) - ops
     ops, more = structure.with_pops(ops | aside)
     return order.ordered(ops - {tensor.deref().op for tensor in moved}, more), aside
+
+
+def _refuse_feeding(nodes: Nodes, made: Made) -> None:
+    """Lets no session feed what has copies: it would feed the original alone."""
+    originals = (nodes.original(name) for name in made)
+    for op in {op for op in originals if op is not None}:
+        for tensor in op.outputs:
+            op.graph.prevent_feeding(tensor)
 
 
 def _apply(changes: Changes, made: Made) -> None:

@@ -23,7 +23,8 @@ class CrossDeviceOps:
             sends to another at once shares a transfer; 0: each tensor travels alone. What is not
             reduced to all devices always shares transfers.
         transfer_dtype: `tf.float16` or `tf.bfloat16` for floating tensors on their way;
-            None: their own. Halves the bytes, and rounds.
+            None: their own. Halves the bytes, and rounds; what is too large for them becomes
+            infinite, as a sum above 65,504 does in float16.
 
     Raises:
         ValueError: If an option has no such value.

@@ -119,6 +119,19 @@ def test_a_device_reads_a_copy_once_for_all_reads_that_wait_for_the_same():
     assert read.inputs[0].op.name == "tower_1/beta1_power"
 
 
+def test_lookups_in_a_copy_pick_their_own_rows():
+    def model(features, labels, mode):
+        table = tf1.get_variable("table", [4, 3], F64, exactness.start, use_resource=True)
+        first, second = tf.gather(table, [1]), tf.gather(table, [2])
+        found = features["x"] * first - tf.gather_nd(table, [[3]]) + 2.0 * second
+        loss = tf.reduce_mean(tf.square(found - labels["y"]))
+        rate = tf.gather_nd(table, [[0, 0]])[0] + tf.gather_nd(table, [[0, 1]])[0]
+        step = tf1.train.GradientDescentOptimizer(0.1 * tf.stop_gradient(rate)).minimize(loss)
+        return exactness.spec_of(mode, loss, train_op=step)
+
+    running.require_exact(model, running.Setting("mirrored", 3, (7, 2)))
+
+
 def test_a_gather_from_a_variable_without_copies_stays_beside_it():
     def step(f, y, v):
         loss, trained = copies.rows_of_a_table(f, y, v)
@@ -277,6 +290,23 @@ class Writing(tf1.train.SessionRunHook):
         session.run(self.written)
 
 
+class WritingBeside(Writing):
+    """Writes the variable in each run of a step, and requires that copies stay alike."""
+
+    def begin(self):
+        super().begin()
+        self.copies = exactness.copies_of_variables()
+
+    def after_create_session(self, session, coord):
+        """Runs nothing yet."""
+
+    def before_run(self, run_context):
+        return tf1.train.SessionRunArgs(self.written)
+
+    def after_run(self, run_context, run_values):
+        exactness.require_equal(run_context.session.run(self.copies))
+
+
 def of_the_model(variable, listed):
     added = variable.assign_add(tf.ones([3, 3], F64), read_value=False)
     with tf1.control_dependencies([added]):
@@ -296,12 +326,12 @@ def in_a_branch(variable, listed):
         return tf1.cond(tf1.placeholder_with_default(True, []), write, tf.no_op)
 
 
-def written_by_a_hook(strategy, folder, num_devices, write):
+def written_by_a_hook(strategy, folder, num_devices, write, hook=Writing, steps=3):
     def model_fn(features, labels, mode):
         w = tf1.get_variable("w", [3, 3], F64, exactness.start)
         loss = tf.reduce_mean((tf.matmul(features["x"], w) - labels["y"]) ** 2)
         step = running.descend().minimize(loss, tf1.train.get_global_step())
-        hooks = [Writing(w, write)]
+        hooks = [hook(w, write)]
         return estimator.EstimatorSpec(mode, loss=loss, train_op=step, training_hooks=hooks)
 
     devices = [f"CPU:{k}" for k in range(num_devices)]
@@ -309,7 +339,7 @@ def written_by_a_hook(strategy, folder, num_devices, write):
     config = estimator.RunConfig(session_config=exactness.session_config())
     made = estimator.Estimator(replicated, str(folder), config)
     (batch,) = running.batches(7)
-    made.train(lambda: tf.data.Dataset.from_tensors(batch).repeat(3))
+    made.train(lambda: tf.data.Dataset.from_tensors(batch).repeat(steps))
     return made.get_variable_value("w")
 
 
@@ -318,6 +348,11 @@ def test_what_a_hook_makes_to_write_a_variable_writes_all_copies(write, tmp_path
     mirrored = written_by_a_hook("mirrored", tmp_path / "mirrored", 2, write)
     one = written_by_a_hook("one_device", tmp_path / "one", 1, write)
     np.testing.assert_allclose(mirrored, one, 1e-12)
+
+
+@pytest.mark.parametrize("write", [of_the_model, of_collections])
+def test_a_step_reads_all_copies_before_what_a_hook_writes_beside_it(write, tmp_path):
+    written_by_a_hook("mirrored", tmp_path, 3, write, WritingBeside, steps=20)
 
 
 def test_a_branch_in_which_a_hook_writes_a_variable_is_refused(tmp_path):

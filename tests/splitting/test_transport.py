@@ -219,3 +219,15 @@ def test_rows_of_a_static_batch_that_are_alike_are_made_where_they_are_read(fres
         product, whole = session.run(result.fetch, {x: values})
     np.testing.assert_array_equal(product, values * whole)
     assert whole.shape == (6, 4)
+
+
+def test_what_devices_have_copies_of_is_not_fed_in_vain(fresh_graph):
+    x, rate = tf1.placeholder(tf.float64, [None, 3]), tf.constant(2.0, tf.float64)
+    scaled = x * rate
+    result = alike.split([x], [tf.reduce_sum(tf.tanh(scaled))])
+    values = np.ones([5, 3])
+    with alike.session() as session:
+        for fed, value in ((rate, 3.0), (scaled, values)):
+            with pytest.raises(ValueError, match="may not be fed"):
+                session.run(result.fetch[0], {x: values, fed: value})
+        session.run(result.fetch[0], {x: values})

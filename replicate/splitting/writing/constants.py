@@ -67,6 +67,8 @@ class Constants:
                 found = (
                     self._nodes.by_name[made_by] if isinstance(made_by, str) else made_by.node_def
                 )
+                if not isinstance(made_by, str):  # a session would feed the one, and not the copies
+                    made_by.graph.prevent_feeding(made_by.outputs[0])
                 attributes = {name: found.attr[name] for name in ("dtype", "value")}
                 controls = self._waits_on(made_by, device)
                 self._copies[key] = self._nodes.add(

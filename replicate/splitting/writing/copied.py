@@ -104,9 +104,9 @@ class Copied:
 
         A device reads a copy of a variable once for all reads that wait for the same.
         """
-        if op.type in kinds.READS_OF_VALUES:
+        if op.type == "ReadVariableOp":
             place = op._get_control_flow_context()
-            key = (op.type, op.inputs[0].ref(), place, frozenset(op.control_inputs))
+            key = (op.inputs[0].ref(), place, frozenset(op.control_inputs))
             op = self._reads.setdefault(key, op)
         if (op, k) not in self._asked:
             self._asked.add((op, k))

@@ -172,6 +172,21 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
             return self._members[0].is_initialized(name)
         return tf.reduce_all([m.is_initialized() for m in self._members], name=name)
 
+    def load(self, value: npt.ArrayLike, session: tf1.Session | None = None) -> None:
+        """Writes a value to every copy, in a session.
+
+        Raises:
+            ValueError: If there is no session.
+        """
+        session = session or tf1.get_default_session()
+        if session is None:
+            raise ValueError(
+                f"A session loads a value into {self.name}, and none is the default one. Pass it: "
+                "load(value, session)."
+            )
+        starts = [member.initializer.inputs[1] for member in self._members]
+        session.run(self.initializer, dict.fromkeys(starts, value))
+
     @property
     def initializer(self) -> tf.Operation:
         """One operation that initializes every copy."""
