@@ -50,7 +50,7 @@ class Mirrored:
 
     def is_cheap(self, op: tf.Operation) -> bool:
         """Whether each device had better make for itself what an operation makes."""
-        if op.type in own_functions.MADE_ONCE:
+        if own_functions.is_made_once(op.type, len(op.inputs)):
             return False
         # What the model has put elsewhere stays there; what uses a variable is where that is.
         return op.type in kinds.READS or op.device in ("", *self._devices[:1])

@@ -28,7 +28,7 @@ def in_a_branch(v):
 SHAPES = {
     "squares": lambda v: tf.nn.l2_loss(v.w),
     "softmax": lambda v: tf.reduce_sum(tf.square(tf.nn.softmax(v.w))),
-    "einsum": lambda v: tf.einsum("ij,j->", tf.square(v.w), v.b),
+    "einsum": lambda v: tf.einsum("ij,ij->", v.w, v.w),
     "slices": lambda v: tf.reduce_sum(tf.square(v.w[1:] - v.w[:-1])),
     "where": lambda v: tf.reduce_sum(tf.where(v.w > 0.0, v.w**2, -(v.w**3))),
     "absolute": lambda v: tf.reduce_sum(tf.abs(v.w)) + tf.reduce_mean(tf.abs(v.b) ** 1.5),

@@ -329,9 +329,10 @@ def in_a_branch(variable, listed):
 def written_by_a_hook(strategy, folder, num_devices, write, hook=Writing, steps=3):
     def model_fn(features, labels, mode):
         w = tf1.get_variable("w", [3, 3], F64, exactness.start)
-        loss = tf.reduce_mean((tf.matmul(features["x"], w) - labels["y"]) ** 2)
+        scale = tf1.get_variable("scale", [3, 3], F64, exactness.start, trainable=False)
+        loss = tf.reduce_mean((tf.matmul(features["x"], w * scale) - labels["y"]) ** 2)
         step = running.descend().minimize(loss, tf1.train.get_global_step())
-        hooks = [hook(w, write)]
+        hooks = [hook(scale, write)]
         return estimator.EstimatorSpec(mode, loss=loss, train_op=step, training_hooks=hooks)
 
     devices = [f"CPU:{k}" for k in range(num_devices)]
@@ -340,7 +341,7 @@ def written_by_a_hook(strategy, folder, num_devices, write, hook=Writing, steps=
     made = estimator.Estimator(replicated, str(folder), config)
     (batch,) = running.batches(7)
     made.train(lambda: tf.data.Dataset.from_tensors(batch).repeat(steps))
-    return made.get_variable_value("w")
+    return [made.get_variable_value(name) for name in ("w", "scale")]
 
 
 @pytest.mark.parametrize("write", [of_the_model, of_collections])

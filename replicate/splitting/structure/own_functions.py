@@ -9,7 +9,7 @@ from replicate.splitting.structure import definitions, kinds
 
 # Made once, and sent, though each device could make it of its copies of variables: what is much
 # work, or is added up in any order on a GPU.
-MADE_ONCE = frozenset(
+_MADE_ONCE = frozenset(
     """BatchMatMul BatchMatMulV2 BatchMatMulV3 Bincount Conv2D Conv2DBackpropFilter
     Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2 CumsumV2 Cholesky
     DenseBincount DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
@@ -20,6 +20,14 @@ MADE_ONCE = frozenset(
     SparseTensorDenseMatMul Svd TensorScatterAdd TensorScatterSub TopKV2 Unique UniqueV2
     UniqueWithCounts UnsortedSegmentProd UnsortedSegmentSum""".split()
 )
+
+
+def is_made_once(kind: str, num_inputs: int) -> bool:
+    """Whether an operation is made once, though each device could make it of its copies.
+
+    NOTE: a sum of three begins with the one whose memory it takes over, another one each time.
+    """
+    return kind in _MADE_ONCE or (kind == "AddN" and num_inputs > 2)
 
 
 class OwnFunctions:
@@ -56,7 +64,8 @@ class OwnFunctions:
             return self.can_be_copied(node)
         if kinds.uses_handle(node.op):
             return True  # of variables that all have copies
-        return not kinds.is_stateful(node.op) and node.op not in MADE_ONCE
+        num_inputs = sum(not each.startswith("^") for each in node.input)
+        return not kinds.is_stateful(node.op) and not is_made_once(node.op, num_inputs)
 
     def change(self, attribute: tf1.AttrValue, k: int) -> None:
         """Lets an attribute name device k's functions; `add` must follow."""

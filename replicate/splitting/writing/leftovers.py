@@ -111,4 +111,5 @@ def _whole(tensor: tf.Tensor, written: writers.Writer) -> nodes.Reference | None
 
 def _is_counted(space: Space, written: writers.Writer) -> bool:
     """Whether the number of a space's rows is known in a run."""
-    return not space.is_picked or space.source.op in written.run_split
+    is_given = space.is_picked and space.source.ref() in written.analysis.given
+    return not space.is_picked or is_given or space.source.op in written.run_split

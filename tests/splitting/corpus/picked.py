@@ -598,7 +598,7 @@ def ragged_embeddings(f):
     padded = vectors.to_tensor(tf.tanh(weight("padding", 3)), shape=[None, 4, 3])
     mean = tf.math.divide_no_nan(sums, tf.cast(ids.row_lengths(), F64)[:, None])
     loss = squares(sums + mean, f) + tf.reduce_sum(tf.square(dense) + tf.square(padded[:, :3]))
-    return loss, {}
+    return loss, {"sums": sums, "padded": padded}
 
 
 @model("ResourceGather RaggedTensorToSparse SparseFillEmptyRows")
