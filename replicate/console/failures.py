@@ -8,7 +8,7 @@ import traceback
 from replicate import errors
 from replicate.console import messages
 
-_LIBRARIES = ("site-packages", "<frozen")
+_LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__) + os.sep)
 _NO_MEMORY = re.compile(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)")
 _BITS = {"float": 32, "double": 64, "half": 16, "bool": 8}  # others have the number in their names
 

@@ -17,8 +17,10 @@ def make_folder(tmp_path, monkeypatch):
         "def greedy(mode, shuffle): return 1\n"
         "value = 3\n"
     )
-    (tmp_path / "user_broken.py").write_text("raise KeyError('k')\n")
+    (tmp_path / "user_broken.py").write_text("\nraise KeyError('k')\n")
     (tmp_path / "user_script.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "user_json.py").write_text("import json\njson.loads('')\n")
+    (tmp_path / "user_typo.py").write_text("def f(\n")
     (tmp_path / "user_needs.py").write_text("import not_there_at_all\n")
     monkeypatch.setattr(sys, "modules", sys.modules.copy())
     with functions.importable(str(tmp_path)):
@@ -44,8 +46,10 @@ def test_a_function_is_called_with_what_it_names(folder):
         ("user_cod:make", "model_fn: user_cod:make: the module user_cod cannot be found"),
         ("user_code:mak", "user_code must have mak. Did you mean make?"),
         ("user_code:value", "must be a function, got int"),
-        ("user_broken:f", "importing user_broken failed: KeyError: 'k'"),
-        ("user_script:f", "importing user_script failed: SystemExit: 0"),
+        ("user_broken:f", "user_broken.py:2: KeyError: 'k'. Correct it there."),
+        ("user_script:f", "user_script.py:2: SystemExit: 0"),
+        ("user_json:f", "user_json.py:2: JSONDecodeError: Expecting value"),
+        ("user_typo:f", "importing user_typo failed: SyntaxError: "),
         ("user_needs:f", "the module not_there_at_all cannot be found"),
         ("user_code.part:f", "the module user_code.part cannot be found"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 
 from replicate import errors
 from replicate.app.config import types
+from replicate.console import failures
 
 
 @contextlib.contextmanager
@@ -56,8 +57,9 @@ def load(name: str, key: str) -> Callable[..., Any]:
             public = [known for known in dir(e.obj) if not known.startswith("_")]
             then = types.meant(str(e.name), public, f"Define it in {module_name}.")
             raise errors.RunError(f"{where}: {module_name} must have {e.name}. {then}") from e
+        reason = failures.located(e).rstrip(".")
         raise errors.RunError(
-            f"{where}: importing {module_name} failed: {type(e).__name__}: {e}. Correct it there."
+            f"{where}: importing {module_name} failed: {reason}. Correct it there."
         ) from e
     if not callable(value):
         raise errors.RunError(f"{where}: must be a function, got {type(value).__name__}.")
