@@ -201,6 +201,7 @@ train.input={kind: npz, file: x, "[key]": 1} | train.input.[key]: unknown key. K
 export={assets_extra: {"[key]": 3}} | export.assets_extra.[key]: must be a text, got 3.
 export={assets_extra: {"": a}} | export.assets_extra.: must be named by a path within assets.extra
 train.input={kind: csv, file: x, columns: {a: int32}, delimiter: "\n"} | ends no line and is no
+train.input={kind: csv, file: x, columns: {a: int32}, delimiter: "→"} | input.delimiter: must be an
 train.input={kind: tfrecord, file: x, features: {a: {dtype: float32, default: 'x'}}} | be float32
 """
 

@@ -157,13 +157,13 @@ class Csv(Table):
     header: bool = True
     """Whether the first line has the names; else `columns` are all, in order."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    """What separates the cells: one character, no quote."""
+    """What separates the cells: one ASCII character, no quote."""
 
     def faults(self) -> Iterator[tuple[types.KeyPath, str]]:
         """See base class."""
         yield from super().faults()
-        if self.delimiter in '\r\n"':
-            rule = "must be a character which ends no line and is no quote"
+        if self.delimiter in '\r\n"' or not self.delimiter.isascii():
+            rule = "must be an ASCII character which ends no line and is no quote"
             yield ("delimiter",), f"{rule}, got {self.delimiter!r}."
 
 
