@@ -108,9 +108,13 @@ def test_rows_are_held_out_by_all_of_their_cells(tmp_path):
         ),
         ({"columns": {"twice": "int32"}}, "the column 'twice' once, got .* Rename those"),
         ({"columns": {"n": "int32"}}, "n has empty cells; give n a value in defaults"),
-        ({"columns": {"x": "int32"}}, "Float value 2.5"),
-        ({"columns": {"s": "float32"}}, "Failed to parse"),
-        ({"columns": {"x": "string"}}, "Unsupported cast from double"),
+        (
+            {"columns": {"x": "int32"}},
+            "x must be int32, got 2.5. Correct columns, or the file",
+        ),
+        ({"columns": {"s": "float32"}}, "s must be float32, got 'a'. Correct columns"),
+        ({"columns": {"h": "int64"}}, "h must be int64, got '0x10'. Correct columns"),
+        ({"columns": {"x": "string"}}, "x must be string, got double. Correct columns"),
         ({"columns": {"uneven": "int64"}}, r"uneven must have lists of one length, got \[1, 2\]"),
     ],
 )
@@ -118,12 +122,13 @@ def test_columns_that_do_not_fit_are_told(tmp_path, keys, fault):
     from pyarrow import parquet as files
 
     path = tmp_path / "d.parquet"
-    table = pyarrow.table({**TABLE, "uneven": [[1], [1, 2], [3]]})
+    table = pyarrow.table({**TABLE, "h": ["5", "0x10", "?"], "uneven": [[1], [1, 2], [3]]})
     for _ in range(2):
         table = table.append_column("twice", pyarrow.array([1, 2, 3]))
     files.write_table(table, str(path))
-    with pytest.raises(errors.RunError, match=f"k: {path}: .*{fault}"):
+    with pytest.raises(errors.RunError, match=f"k: {path}: .*{fault}") as caught:
         read(path, **{"label": None, "defaults": {}, **keys})
+    assert "must be Parquet" not in str(caught.value)
 
 
 def test_files_that_are_none_are_told(tmp_path):

@@ -97,7 +97,7 @@ def test_words_for_an_empty_cell_take_the_default_of_their_column(tmp_path):
     assert "d.csv:2: x must be float32, got 'nan'. Fill it in" in fault_of(tmp_path, text, **keys)
 
 
-NUMBERS = "1 -2 2.0 1e3 0 nan inf 1_0 99999999999999999999 300 +5 1e39 1e400".split()
+NUMBERS = "1 -2 2.0 1e3 0 nan inf 1_0 99999999999999999999 300 +5 0x10 1e39 1e400".split()
 WORDS = [
     "true",
     "FALSE",

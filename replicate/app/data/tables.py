@@ -6,6 +6,7 @@ NOTE: on macOS TensorFlow 2.20 and later abort or hang where pyarrow is imported
 (https://github.com/tensorflow/tensorflow/issues/98563). So this is imported for a table alone.
 """
 
+import bisect
 import contextlib
 import csv
 import gzip
@@ -256,7 +257,7 @@ def _numbers(cells: Any, name: str, dtype: str, first_row: int) -> npt.NDArray[A
     """Returns text as the numbers that it stands for; see `cell_values.value_of`."""
     is_float = dtype.startswith("float")
     with contextlib.suppress(ValueError), np.errstate(over="ignore"):
-        made = cells.cast("float64" if is_float else dtype).to_numpy(zero_copy_only=False)
+        made = _cast(cells, "float64" if is_float else dtype).to_numpy(zero_copy_only=False)
         made = made.astype(dtype)
         if not (is_float and np.isinf(made).any()):  # which a large number may have become
             return made
@@ -268,6 +269,20 @@ def _numbers(cells: Any, name: str, dtype: str, first_row: int) -> npt.NDArray[A
             text = f"{name} must be {dtype}, got {cell!r}. Correct the cell, or columns."
             raise _Fault(text, row) from None
     return np.array(found, dtype)
+
+
+def _cast(cells: Any, dtype: str) -> Any:
+    """Returns cells of pyarrow's as another dtype.
+
+    Raises:
+        ValueError: If one of them is none of it.
+    """
+    # NOTE: for pyarrow the text 0x10 is the integer 16.
+    if "int" in dtype and not pyarrow.types.is_primitive(cells.type):
+        digits = compute.starts_with(cells.cast("string"), "0x", ignore_case=True)
+        if compute.any(digits).as_py():
+            raise pyarrow.ArrowInvalid("hexadecimal digits")
+    return cells.cast("binary" if dtype == "string" else dtype)
 
 
 def _of_parquet(path: str, source: input_config.Parquet) -> Iterator[tuple[Columns, Any]]:
@@ -285,15 +300,38 @@ def _array(column: Any, name: str, source: input_config.Parquet) -> npt.NDArray[
     while hasattr(column, "value_lengths"):
         lengths = column.value_lengths().unique().to_pylist()
         if len(lengths) != 1:
-            raise ValueError(f"{name} must have lists of one length, got {lengths}")
+            raise _Fault(f"{name} must have lists of one length, got {lengths}. Correct the file.")
         column, shape = column.flatten(), shape + lengths
-    column = column.cast("binary" if dtype == "string" else dtype)
+    column = _fitting(column, name, dtype)
     if name in source.defaults:
         default = cell_values.text_of(source.defaults[name], dtype)
         column = column.fill_null(cell_values.value_of(default, dtype))
     if column.null_count:
-        raise ValueError(f"{name} has empty cells; give {name} a value in defaults")
+        raise _Fault(f"{name} has empty cells; give {name} a value in defaults.")
     return column.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _fitting(column: Any, name: str, dtype: str) -> Any:
+    """Returns a column of Parquet as a dtype; refuses the first cell that is none of it."""
+    then = "Correct columns, or the file."
+    try:
+        return _cast(column, dtype)
+    except pyarrow.ArrowNotImplementedError:
+        raise _Fault(f"{name} must be {dtype}, got {column.type}. {then}") from None
+    except pyarrow.ArrowInvalid:
+        place = bisect.bisect_left(
+            range(len(column)), True, key=lambda last: not _fits(column[: last + 1], dtype)
+        )
+        cell = column[place].as_py()
+        raise _Fault(f"{name} must be {dtype}, got {cell!r}. {then}") from None
+
+
+def _fits(cells: Any, dtype: str) -> bool:
+    """Tells whether all cells are of a dtype."""
+    with contextlib.suppress(pyarrow.ArrowInvalid):
+        _cast(cells, dtype)
+        return True
+    return False
 
 
 def _are_held_out(rows: Any, share: float, is_parquet: bool) -> npt.NDArray[np.bool_]:
