@@ -57,6 +57,7 @@ def init(folder, *arguments):
             {"columns": ["int64", "float32"], "defaults": {"a": 0}, "delimiter": "\t"},
         ),
         ("1|2\n3|4\n", {"columns": ["int64", "int64"], "header": False, "delimiter": "|"}),
+        ("a,b\n0x10,0XF\n", {"columns": ["string", "string"]}),
         ('zip,"a ""b"", c"\n01234,1_0\n', {"columns": ["string", "string"]}),
         ("a,b\n9999999999999999999,nan\n", {"columns": ["float32", "string"]}),
         # An int64 ends at 2^63 - 1 = 9223372036854775807; a float32 has 24 bits for all digits.

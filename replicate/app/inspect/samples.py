@@ -29,7 +29,7 @@ _DTYPES = {  # what pyarrow's types are read as, where they are called otherwise
 _EMPTY = {"bool": False, "string": "", "float32": 0.0}  # stands for an empty cell; of others 0
 _ABSENT = ("", "#N/A", "-", "?", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null")
 _NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")  # which no header has
-_CODE = re.compile(r"[+-]?0[0-9]")  # begins a number that is text, as a ZIP code
+_CODE = re.compile(r"[+-]?0[0-9xX]")  # begins a number that is text, as a ZIP code
 
 # The name of what tells rows apart, as id, user_id, PassengerId.
 _ID = re.compile(r"(^|[\W_])(?i:id|uuid|guid)$|[a-z]I[dD]$")
