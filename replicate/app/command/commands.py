@@ -183,7 +183,11 @@ def evaluate(request: "Request") -> None:
 
 @line.command(f"replicate predict {_DIGITS} --output digits.csv", configs=1, section="predict")
 @click.argument("data", metavar="[FILE]", required=False, shell_complete=completion.file)
-@line.file("--output", ".jsonl, .csv or .npz; else JSON lines on stdout", *catalog.OUTPUT_ENDINGS)
+@line.file(
+    "--output",
+    ".jsonl or .json (both JSON lines), .csv, .npz; else JSON lines on stdout",
+    *catalog.OUTPUT_ENDINGS,
+)
 @_checkpoint
 def predict(request: "Request") -> None:
     """Write predictions, for FILE or for predict.input.
