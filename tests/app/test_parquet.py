@@ -73,6 +73,12 @@ def test_init_writes_what_can_be_read(tmp_path, capsys):
     assert capsys.readouterr().err == f"{output}: model_fn: warning: there is no module a here\n"
 
 
+def test_infinity_is_a_number(tmp_path):
+    path = write(tmp_path / "d.parquet", x=[float("-inf"), None, 1.0])
+    keys = {"columns": {"x": "float32"}, "label": None, "defaults": {"x": 2}}
+    assert read(path, **keys)[0]["x"].tolist() == [float("-inf"), 2.0, 1.0]
+
+
 @pytest.mark.parametrize("limit", [2**30, 1], ids=["memory", "stream"])
 def test_batches_are_made_of_rows(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(tables, "_MAX_IN_MEMORY", limit)
@@ -113,6 +119,7 @@ def test_rows_are_held_out_by_all_of_their_cells(tmp_path):
             "x must be int32, got 2.5. Correct columns, or the file",
         ),
         ({"columns": {"s": "float32"}}, "s must be float32, got 'a'. Correct columns"),
+        ({"columns": {"f": "float32"}}, r"f must be float32, got 1e\+39. Correct columns"),
         ({"columns": {"h": "int64"}}, "h must be int64, got '0x10'. Correct columns"),
         ({"columns": {"x": "string"}}, "x must be string, got double. Correct columns"),
         ({"columns": {"uneven": "int64"}}, r"uneven must have lists of one length, got \[1, 2\]"),
@@ -122,7 +129,8 @@ def test_columns_that_do_not_fit_are_told(tmp_path, keys, fault):
     from pyarrow import parquet as files
 
     path = tmp_path / "d.parquet"
-    table = pyarrow.table({**TABLE, "h": ["5", "0x10", "?"], "uneven": [[1], [1, 2], [3]]})
+    more = {"f": [float("inf"), None, 1e39], "h": ["5", "0x10", "?"]}
+    table = pyarrow.table({**TABLE, **more, "uneven": [[1], [1, 2], [3]]})
     for _ in range(2):
         table = table.append_column("twice", pyarrow.array([1, 2, 3]))
     files.write_table(table, str(path))

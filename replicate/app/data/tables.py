@@ -282,7 +282,13 @@ def _cast(cells: Any, dtype: str) -> Any:
         digits = compute.starts_with(cells.cast("string"), "0x", ignore_case=True)
         if compute.any(digits).as_py():
             raise pyarrow.ArrowInvalid("hexadecimal digits")
-    return cells.cast("binary" if dtype == "string" else dtype)
+    made = cells.cast("binary" if dtype == "string" else dtype)
+    if dtype in ("float16", "float32"):  # a number beyond them becomes infinity
+        is_infinite = np.isinf(made.to_numpy(zero_copy_only=False))
+        given = cells.filter(pyarrow.array(is_infinite)).cast("float64")
+        if not np.isinf(given.to_numpy(zero_copy_only=False)).all():
+            raise pyarrow.ArrowInvalid("beyond the dtype")
+    return made
 
 
 def _of_parquet(path: str, source: input_config.Parquet) -> Iterator[tuple[Columns, Any]]:
