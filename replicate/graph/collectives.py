@@ -56,11 +56,6 @@ class Workers:
     was_left = False
 
     @property
-    def rows(self) -> int | tf.Tensor:
-        """How many rows all workers have in a step: an int, or a tensor; 0: not counted."""
-        return 0
-
-    @property
     def is_alone(self) -> bool:
         """Whether there is no other worker."""
         return self.size == 1
@@ -136,7 +131,6 @@ class CollectiveWorkers(Workers):
         # NOTE: names of operations and tensors, which would keep their graph alive.
         self._made: list[str] = []
         self._awaited: list[str] = []
-        self._rows: int | str = 0
         self._counts = ""
 
     @property
@@ -150,30 +144,13 @@ class CollectiveWorkers(Workers):
         return [_told(op) for op in self.made]
 
     @property
-    def rows(self) -> int | tf.Tensor:
-        """See base class."""
-        if isinstance(self._rows, str):
-            return tf1.get_default_graph().get_tensor_by_name(self._rows)
-        return self._rows
-
-    @property
     def counts(self) -> tf.Tensor | None:
         """How many rows each worker has in a step, int32, of shape [W]; None: not exchanged."""
         return tf1.get_default_graph().get_tensor_by_name(self._counts) if self._counts else None
 
-    def note_rows(self, number: int) -> None:
-        """Notes how many rows all workers have in each step."""
-        self._rows = number
-
-    def note_counts(self, counts: tf.Tensor) -> tf.Tensor:
-        """Notes how many rows each worker has in a step, and returns how many all have.
-
-        Args:
-            counts: int32, of shape [W].
-        """
-        whole = tf.reduce_sum(counts)
-        self._rows, self._counts = whole.name, counts.name
-        return whole
+    def note_counts(self, counts: tf.Tensor) -> None:
+        """Notes how many rows each worker has in a step, int32, of shape [W]."""
+        self._counts = counts.name
 
     def note_left(self, leaving: int) -> None:
         """Notes how many other workers have ended their steps before their input has."""

@@ -43,7 +43,7 @@ def print_signatures(title: str, signatures: Mapping[str, Mapping[str, Mapping[s
     for name, signature in signatures.items():
         print(f"  {name}")
         for side in ("inputs", "outputs"):
-            for key, described in sorted(signature[side].items()):
+            for key, described in signature[side].items():
                 print(f"    {side[:-1]:6} {key}: {described}")
 
 

@@ -171,7 +171,7 @@ def signatures(path: str) -> dict[str, dict[str, dict[str, str]]]:
 
     def described(tensors: Mapping[str, Any]) -> dict[str, str]:
         found = {}
-        for name, info in tensors.items():
+        for name, info in sorted(tensors.items()):
             shape = tf.TensorShape(info.tensor_shape)
             dimensions = "unknown" if shape.rank is None else shape.as_list()
             found[name] = f"{tf.as_dtype(info.dtype).name} {dimensions}"

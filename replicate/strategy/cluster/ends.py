@@ -98,8 +98,6 @@ def joined(
             end, whole = _of_dynamic(has_next, own, workers)
             numbers = batches.Numbers(own, whole)
             return Input(features, labels, workers, numbers, (end.ended,), end)
-        if static:
-            workers.note_rows(static[0] * workers.size)
         end = _of_static(has_next, workers, is_complete)
         return Input(features, labels, workers, None, (end.ended,), end)
 
@@ -110,9 +108,9 @@ def _of_dynamic(
     """Lets the input end where it has ended in all workers; returns all workers' rows, too."""
     brought = tf.stack([tf.cast(has_next, tf.int32), own, 0])
     ready, counts, leaving = tf.unstack(workers.table(brought), axis=1)
-    whole = workers.note_counts(counts)
+    workers.note_counts(counts)
     leaving = tf.reduce_sum(leaving)
-    return _ended(brought, tf.reduce_any(ready > 0), leaving, workers), whole
+    return _ended(brought, tf.reduce_any(ready > 0), leaving, workers), tf.reduce_sum(counts)
 
 
 def _of_static(
