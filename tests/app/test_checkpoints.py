@@ -160,6 +160,13 @@ def test_checkpoints_of_two_models_have_no_mean(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_average_is_the_only_one_of_its_folder(run, tmp_path):
+    for steps in ((2,), (2, 4)):
+        averaging.average([str(run / f"model.ckpt-{step}") for step in steps], str(tmp_path))
+    found = {path.stem for path in tmp_path.glob("model.ckpt-*")}
+    assert found == {"model.ckpt-4"}
+
+
 def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path):
     (tmp_path / "model.ckpt-1.index").write_bytes(b"torn")
     with pytest.raises(errors.RunError, match=r"model.ckpt-1 must be a readable checkpoint"):

@@ -131,6 +131,19 @@ def plot(*arguments):
     return cli.main(["plot", *map(str, arguments)])
 
 
+def test_a_tilde_is_the_home_folder_and_several_sessions_are_no_news(
+    tmp_path, monkeypatch, capfd, caplog
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "a", 1, *losses((1, 2.0), (2, 1.0)))
+    for start in (2, 3):
+        write(tmp_path / "a", start, graph_def=b"")
+    assert plot("~/a", "--quiet") == 0
+    assert (tmp_path / "a" / "curves.png").exists()
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+
+
 def test_only_panels_with_data_are_drawn(tmp_path, capsys, texts, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a long path would be shortened
     numbers = {"loss": 2.0, "global_step/sec": 5.0}

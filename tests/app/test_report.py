@@ -1,6 +1,9 @@
 """Results for people."""
 
+import io
+
 import numpy as np
+import pytest
 
 from replicate.app.command import report
 from replicate.app.inspect import description
@@ -121,3 +124,16 @@ def test_bytes_of_devices_are_told_above_their_bound(capsys):
         ["CPU:1", "0", "800", "1,200"],
         ["bound", "1,000", "900", "900"],
     ]
+
+
+class Left(io.StringIO):
+    """A pipe whose reader has left."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def test_a_reader_that_has_left_is_no_failure_of_a_table(monkeypatch):
+    monkeypatch.setattr("sys.stdout", Left())
+    with pytest.raises(BrokenPipeError):
+        report.print_description(described())

@@ -477,6 +477,17 @@ def test_what_cannot_be_written_leaves_nothing_behind(
     assert sorted(os.listdir()) == ["d.bin", "d.csv", "d.npz"]
 
 
+def test_a_schema_that_cannot_be_written_is_named_and_no_config_is_left(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("d.csv").write_text("x,y\n1,2\n")
+    pathlib.Path("replicate.schema.json").mkdir()
+    assert cli.main(["init", "a:b", "d.csv", "--output", "c.yaml"]) == 2
+    assert "replicate.schema.json: must be a file that can be written" in capsys.readouterr().err
+    assert sorted(os.listdir()) == ["d.csv", "replicate.schema.json"]
+
+
 def test_init_imports_no_tensorflow(run_python, tmp_path):
     run_python(
         "import sys\n"

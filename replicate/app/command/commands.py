@@ -277,15 +277,14 @@ def describe(request: "Request") -> None:
 
     options, display = request.options, _display(request)
     found = description.describe(request.settings)
-    if options.png is not None:
-        from replicate.app.inspect import drawing
-
-        drawing.draw(found, options.png)
     if options.json:
         request.print_json(found.as_dict())
     else:
         report.print_description(found)
     if options.png is not None:
+        from replicate.app.inspect import drawing
+
+        drawing.draw(found, options.png)
         display.say(f"picture: {options.png}")
 
 
@@ -300,7 +299,7 @@ def plot(request: "Request") -> None:
         from replicate.app.inspect import curves
 
         runs = curves.read(options.model_dirs)
-    path = options.png or os.path.join(runs[0].name, "curves.png")
+    path = options.png or os.path.join(os.path.expanduser(runs[0].name), "curves.png")
     curves.plot(runs, path)
     request.display.say(f"picture: {path}")
 

@@ -115,7 +115,15 @@ def _print_table(
     for row in rows:
         cells = ("?" if one is None else f"{one:,}" if isinstance(one, int) else one for one in row)
         table.add_row(*map(rich_text.Text, cells))
-    rich_console.Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    _Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+class _Console(rich_console.Console):
+    """Leaves it to the command line that nobody reads on; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """See base class."""
+        raise BrokenPipeError
 
 
 def _shape(shape: Sequence[int | None] | None) -> str:

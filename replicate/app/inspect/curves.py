@@ -6,6 +6,7 @@ file has of the steps from there on is what nobody trained any further, and is l
 
 import contextlib
 import itertools
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +17,11 @@ from google.protobuf import message
 from matplotlib import axes as matplotlib_axes
 from matplotlib import lines, ticker
 from tensorboard.backend.event_processing import plugin_event_accumulator
-from tensorboard.util import tensor_util
 
 from replicate import errors
 from replicate.app.config import catalog
 from replicate.app.inspect import pictures
+from replicate.compat.tensorflow import tf
 
 _TRAIN = "train"
 _LAST = ("learning_rate", "global_step/sec")  # panels behind those of metrics
@@ -76,6 +77,7 @@ def read(model_dirs: Iterable[str]) -> list[Run]:
 
 def _curves(folder: Path, source: str) -> dict[str, Curve]:
     """Returns the curves of a folder's files, later ones over earlier ones."""
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # each session has a graph of its own
     read = plugin_event_accumulator.EventAccumulator(
         str(folder), tensor_size_guidance={"scalars": 0}, purge_orphaned_data=False
     )
@@ -89,7 +91,7 @@ def _curves(folder: Path, source: str) -> dict[str, Curve]:
             # NOTE: an evaluation of an older checkpoint comes later, and takes nothing back.
             while source == _TRAIN and curve and next(reversed(curve)) >= event.step:
                 curve.popitem()
-            curve[event.step] = float(tensor_util.make_ndarray(event.tensor_proto))
+            curve[event.step] = float(tf.make_ndarray(event.tensor_proto))
     return {tag: dict(sorted(curve.items())) for tag, curve in found.items()}
 
 

@@ -73,18 +73,22 @@ def write(output: str, written: str, is_new: bool) -> list[str]:
         raise errors.ConfigError(
             f"{output}: is there already. Name another file with --output, or give --force."
         )
+    path, files = output, [output]
     try:
         with atomic_files.replacing(output) as unfinished:
             Path(unfinished).write_text(written, encoding="utf-8")
             config.load(unfinished)
             os.chmod(unfinished, 0o644)
-        if f"={schema.BESIDE}\n" not in written:
-            return [output]
-        return [output, shutil.copyfile(schema.FILE, os.path.join(folder, schema.BESIDE))]
+            if f"={schema.BESIDE}\n" in written:
+                path = os.path.join(folder, schema.BESIDE)
+                with atomic_files.replacing(path) as copy:
+                    shutil.copyfile(schema.FILE, copy)
+                files.append(path)
     except OSError as e:
         raise errors.ConfigError(
-            f"{output}: must be a file that can be written: {e.strerror}. Check the path."
+            f"{path}: must be a file that can be written: {e.strerror}. Check the path."
         ) from e
+    return files
 
 
 def text(model_fn: str, sample: samples.Sample, output: str, optimizer: str | None = None) -> str:

@@ -212,7 +212,8 @@ def _write_state(folder: str, names: Sequence[str]) -> None:
 def writing(folder: str, name: str) -> Iterator[str]:
     """Yields the path to write a checkpoint to, which then becomes the only one of its folder.
 
-    Its files appear when all of them are written.
+    Its files appear when all of them are written. What the folder has changes at once, when its
+    state is written: whoever is killed in the midst of it leaves the old one or the new one.
     """
     unfinished = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
     tf.io.gfile.makedirs(unfinished)
@@ -225,6 +226,12 @@ def writing(folder: str, name: str) -> Iterator[str]:
     finally:
         tf.io.gfile.rmtree(unfinished)
     _write_state(folder, [name])
+    for other in tf.io.gfile.listdir(folder):
+        path = os.path.join(folder, other)
+        if other.startswith("model.ckpt-") and not other.startswith(f"{name}."):
+            tf.io.gfile.remove(path)
+        elif other.rstrip("/").endswith(".tmp"):  # of a run that was killed
+            tf.io.gfile.rmtree(path) if tf.io.gfile.isdir(path) else tf.io.gfile.remove(path)
 
 
 @contextlib.contextmanager

@@ -114,10 +114,4 @@ def keep_best(model_dir: str, checkpoint: str) -> str:
     with checkpoints.writing(folder, name) as target:
         for path in tf.io.gfile.glob(f"{checkpoint}.*"):
             tf.io.gfile.copy(path, target + path[len(checkpoint) :], overwrite=True)
-    for other in tf.io.gfile.listdir(folder):
-        path = os.path.join(folder, other)
-        if other.startswith("model.ckpt-") and not other.startswith(f"{name}."):
-            tf.io.gfile.remove(path)
-        elif other.rstrip("/").endswith(".tmp"):  # of a run that was killed
-            tf.io.gfile.rmtree(path) if tf.io.gfile.isdir(path) else tf.io.gfile.remove(path)
     return os.path.join(folder, name)
