@@ -124,6 +124,7 @@ def test_every_variable_takes_the_steps_of_one_device(building, devices, strateg
         strategy=strategy,
         tower_building=building,
         tolerance=(1e-5, 1e-5),
+        in_any_order=["Nadam/momentum_cache"],  # Keras writes the same once for each device
     )
     first, last = found.variables[0], found.variables[-1]
     weights = [name for name in first if "model_" in name and "unused" not in name]
