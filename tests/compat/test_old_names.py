@@ -57,9 +57,14 @@ assert _Head is head._Head and linear.LinearClassifier
 }
 
 
+def is_missing(row):
+    return versions.parse(tf.__version__) >= versions.parse(row.missing_since)
+
+
 def use_of(row):
     parent, _, name = row.name.rpartition(".")
-    same = f"\nassert found is pkgutil.resolve_name({row.today!r})" if row.today else ""
+    is_same = row.today and is_missing(row)
+    same = f"\nassert found is pkgutil.resolve_name({row.today!r})" if is_same else ""
     return f"from {parent} import {name} as found" + same + _WORDS.get(row.name, "")
 
 
@@ -105,7 +110,7 @@ def outcomes(run_python):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_needed_where_it_is_missing_and_there_after_install(outcomes, row):
     without, after = (found[row.name] for found in outcomes)
-    if versions.parse(tf.__version__) >= versions.parse(row.missing_since):
+    if is_missing(row):
         assert without.startswith(("AttributeError", "ImportError", "ModuleNotFoundError"))
     else:
         assert without == "runs"
