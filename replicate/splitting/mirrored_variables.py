@@ -87,8 +87,9 @@ class WritesHook(tf1.train.SessionRunHook):
     def begin(self) -> None:
         """See base class."""
         for variable, copies in self._copies.items():
-            _read_first([variable, *copies], [*map(self._new, [variable, *copies])])
-            writes, those = self._new(variable), self._new(copies[0])
+            new = [self._new(holder) for holder in (variable, *copies)]
+            _read_first([variable, *copies], [*itertools.chain.from_iterable(new)])
+            writes, those = new[:2]
             ends = [*(op._id for op in writes[1:]), float("inf")]
             for write, end in zip(writes, ends, strict=False):
                 # NOTE: a mirrored variable writes the first copy and then all others.
@@ -104,14 +105,14 @@ class WritesHook(tf1.train.SessionRunHook):
         return order.as_made(filter(effects.changes_state, found))
 
 
-def _read_first(holders: Sequence[tf.Operation], writes: Sequence[Sequence[tf.Operation]]) -> None:
+def _read_first(holders: Sequence[tf.Operation], writes: Sequence[tf.Operation]) -> None:
     """Lets writes wait for reads of any copy, so that all devices see what was there before.
 
     A read that is more than a read, as a lookup is, would run a part of the step with the write.
     """
     users = [op for holder in holders for op in mirroring.users(holder.outputs[0])]
     reads = [op for op in users if _is_free(op)]
-    for write in itertools.chain.from_iterable(writes):
+    for write in writes:
         if write._get_control_flow_context() is None:
             write._add_control_inputs([op for op in reads if op not in write.control_inputs])
 

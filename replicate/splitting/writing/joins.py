@@ -305,16 +305,15 @@ class Joins:
     def plain(self, tensor: tf.Tensor, state: RowNumbers, k: int) -> Reference:
         """Returns a device's numbers of rows as one device counts them."""
         part, device, dtype = self._writer.own(tensor, k), self._devices[k], tensor.dtype
-        ids = state.ids
-        offset = self._cast(self.runs_of(ids.space).begins[k], dtype, self._home)
-        scale: Reference = self._writer.constant(np.array(ids.stride, dtype.as_numpy_dtype), k)
-        scale = scale if ids.column is None else self._column(tensor, state, k)
-        by = self._binary("Mul", offset, scale, dtype, device)
+        offset = self._cast(self.runs_of(state.ids.space).begins[k], dtype, self._home)
+        by = self._binary("Mul", offset, self._scale(tensor, state, k), dtype, device)
         return self._binary("AddV2", part, by, dtype, device)
 
-    def _column(self, tensor: tf.Tensor, state: RowNumbers, k: int) -> str:
-        """Returns the stride where coordinates have numbers of rows, and zeros beside it."""
+    def _scale(self, tensor: tf.Tensor, state: RowNumbers, k: int) -> Reference:
+        """Returns the stride; of coordinates where numbers of rows are, and zeros beside it."""
         ids, device, dtype = state.ids, self._devices[k], tensor.dtype
+        if ids.column is None:
+            return self._writer.constant(np.array(ids.stride, dtype.as_numpy_dtype), k)
         rank, kind = self.rank(tensor), dtype.as_numpy_dtype
         axis = 0 if ids.is_upright else rank - 1
         width = self.entry(self._writer.own(tensor, k), dtype, axis, device)
