@@ -208,10 +208,10 @@ def _split(call: _Call) -> tuple[types.EstimatorSpec, ends.Input]:
         batch = splitting_batches.checked(given, call.strategy.home)
     with lone.scope():
         spec = models.whole(lone, call.model, batch.features, batch.labels, share)
-        mirrored = () if call.is_exported else lone.mirrored
+        variables = () if call.is_exported else lone.variables
     numbers = call.options.random_numbers or "per_device"
     is_optimized = _is_optimized(call.config)
-    spec = specs.split(spec, batch, call.strategy, numbers, mirrored, is_optimized=is_optimized)
+    spec = specs.split(spec, batch, call.strategy, numbers, variables, is_optimized=is_optimized)
     return spec, _together(call, given, batch.total)
 
 

@@ -68,13 +68,11 @@ class SingleTowerStrategy(base.DistributionStrategy):
         return super()._reduce_plain(aggregation, value, places)
 
     @property
-    def mirrored(self) -> list[tf.Variable]:
-        """The variables in the current graph of which the other strategy keeps copies.
+    def variables(self) -> list[tf.Variable]:
+        """The variables in the current graph that the other strategy may have copies or slices of.
 
         NOTE: metrics' variables are not among them: they are written once, whole.
         """
-        if not self._owner.keeps_copies:
-            return []
         graph = tf1.get_default_graph()
         local = {id(variable) for key in isolation.LOCAL for variable in graph.get_collection(key)}
         return [

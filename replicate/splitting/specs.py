@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import batches, mirrored_variables, report, splitter
+from replicate.splitting import batches, mirrored_variables, report, sliced_variables, splitter
+from replicate.splitting.lowering import slices
 from replicate.strategy import base
 
 _log = logging.getLogger("replicate")
@@ -25,7 +26,7 @@ def split(
     batch: batches.Batch,
     strategy: base.DistributionStrategy,
     numbers: str,
-    mirrored: Sequence[tf.Variable] = (),
+    variables: Sequence[tf.Variable] = (),
     *,
     is_optimized: bool = True,
 ) -> types.EstimatorSpec:
@@ -36,11 +37,15 @@ def split(
         batch: What the model_fn was given.
         strategy: The strategy on whose devices it runs.
         numbers: See `replicate_model_fn`'s `random_numbers`.
-        mirrored: The variables of which each device gets a copy.
+        variables: Those that the strategy may have copies or slices of.
         is_optimized: Whether sessions optimize the graph.
     """
     reason = _why_whole(batch)
-    if reason:
+    mirrored = variables if strategy.keeps_copies else ()
+    slicing = slices.NOTHING
+    if strategy.slice_bytes is not None:
+        slicing = slices.Slicing(variables, strategy.slice_bytes, strategy.parameter_devices)
+    if reason and not any(map(slicing.is_large, variables)):
         device = strategy.worker_devices[0]
         _log.info("The model's graph runs on one device, %s: %s.", device, reason)
         return spec
@@ -55,10 +60,12 @@ def split(
         static_rows=batch.total,
         cluster=batch.cluster,
         mirrored=mirrored,
+        slicing=slicing,
         is_optimized=is_optimized,
         strategy=strategy,
     )
     mirrored_variables.list_copies(strategy, mirrored, result.copies, result.made)
+    sliced_variables.list_slices(result.sliced, slicing)
     _tell(result, strategy)
     spec = _replaced(spec, _moved(groups, result.fetch))
     if not result.copies:

@@ -15,9 +15,9 @@ from replicate.splitting import mirrored as mirroring
 from replicate.splitting import states
 from replicate.splitting.inference import facts as graph_facts
 from replicate.splitting.inference.extents import Extent
-from replicate.splitting.lowering import batch_norm, branches, functions, reads
+from replicate.splitting.lowering import batch_norm, branches, functions, reads, slices
 from replicate.splitting.states import Space
-from replicate.splitting.structure import effects, loops, order
+from replicate.splitting.structure import effects, loops, order, replacing
 from replicate.splitting.structure.nodes import Changes, Made, Nodes, Waited, resolved
 from replicate.splitting.structure.replacing import Moved, fetch_moved, moved_to
 from replicate.splitting.writing import (
@@ -42,11 +42,13 @@ class Result:
         moved: The tensors in place of those of lowered operations, by the `ref()` of these.
         written: The graph's writer.
         made: The new operations by their names.
+        sliced: The variables that are cut, with their slices.
 
     Attributes:
         fetch: As given.
         made: As given.
         copies: The operations that hold copies of variables.
+        sliced: As given.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class Result:
         moved: Moved,
         written: writer.Writer,
         made: Made,
+        sliced: slices.Sliced,
     ):
         self.fetch = fetch
         self._moved = moved
         self._analysis = written.analysis
         self._writer = written
         self.made = made
+        self.sliced = sliced
         self.copies: copied.Holders = written.copied.holders
 
     def how(self, op: tf.Operation) -> str:
@@ -105,6 +109,7 @@ def split_graph(
     static_rows: int | None = None,
     cluster: workers.WorkerBatch | None = None,
     mirrored: Sequence[tf.Variable] = (),
+    slicing: slices.Slicing = slices.NOTHING,
     is_optimized: bool = True,
     strategy: base.DistributionStrategy | None = None,
 ) -> Result:
@@ -121,6 +126,7 @@ def split_graph(
         cluster: The workers, if there are several: the batch is all workers'.
         mirrored: The variables, on the first device, of which each device gets a copy; see
             `mirrored.Mirrored` for those that stay as they are.
+        slicing: Which variables are cut.
         is_optimized: Whether sessions optimize the graph, and so leave out branches that are known
             not to be taken.
         strategy: What adds up devices' parts; by default one that does so where sums are read.
@@ -128,7 +134,7 @@ def split_graph(
     strategy = strategy or base.DistributionStrategy(devices, (home,))
     leaves = given if static_rows != 1 else ()  # one row is whole
     groups = [each if isinstance(each, list) else [each] for each in keep]
-    options = (random_numbers, static_rows, cluster, mirrored, is_optimized)
+    options = (random_numbers, static_rows, cluster, mirrored, slicing, is_optimized)
     plan = _Plan(_Asked(leaves, tuple(devices), groups, home, *options))
     written, fetch = plan.write()
     places.choose(written, strategy)
@@ -148,7 +154,7 @@ def split_graph(
     fetch_moved(tf1.get_default_graph(), plan.moved)
     kept = zip(keep, found, strict=True)
     fetched = [group if isinstance(each, list) else group[0] for each, group in kept]
-    return Result(fetched, plan.moved, written, made)
+    return Result(fetched, plan.moved, written, made, plan.sliced)
 
 
 class _Asked(NamedTuple):
@@ -162,6 +168,7 @@ class _Asked(NamedTuple):
     static_rows: int | None
     cluster: workers.WorkerBatch | None
     mirrored: Sequence[tf.Variable]
+    slicing: slices.Slicing
     is_optimized: bool
 
 
@@ -173,13 +180,14 @@ class _Plan:
 
     Attributes:
         moved: The tensors in place of those of lowered operations, by the `ref()` of these.
+        sliced: The variables that are cut, with their slices.
         place: Which rows this worker has.
     """
 
     def __init__(self, asked: _Asked):
         self._graph, self._asked = tf1.get_default_graph(), asked
         tensors = tf.nest.flatten(asked.leaves, expand_composites=True)
-        self.moved = _lowered(self._graph, tensors, asked.is_optimized)
+        self.moved, self.sliced = _lowered(self._graph, tensors, asked)
         structure = loops.Structure(self._graph, effects.with_behind(self._graph, tensors))
         self._assumptions = loops.Assumptions(structure)
         self._groups = [[moved_to(self.moved, each) for each in group] for group in asked.groups]
@@ -212,18 +220,21 @@ class _Plan:
         return written, fetch
 
 
-def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor], is_optimized: bool) -> Moved:
-    """Writes functions and batch statistics as the operations that they are made of.
+def _lowered(
+    graph: tf.Graph, given: Sequence[tf.Tensor], asked: _Asked
+) -> tuple[Moved, slices.Sliced]:
+    """Writes functions, batch statistics and large variables as what they are made of.
 
     Where sessions optimize the graph, of branches that are known to be taken they alone are left.
     """
-    known = branches.known if is_optimized else branches.is_open
+    known = branches.known if asked.is_optimized else branches.is_open
     moved = functions.lower(graph, order.behind(given), known)
     moved |= branches.take(graph, known)
     moved |= reads.read_before_loops(graph, order.behind(given))
+    parted, sliced = slices.lower(graph, asked.slicing)
     behind = order.behind(given)
     ops = [op for op in graph.get_operations() if op in behind]
-    return {**moved, **batch_norm.lower(graph, ops)}
+    return {**moved, **parted, **batch_norm.lower(graph, ops)}, sliced
 
 
 def _order(
@@ -245,7 +256,7 @@ def _order(
         ops -= {tensor.op for tensor in given}
     aside = order.behind(handles) - ops
     ops, more = structure.with_pops(ops | aside)
-    return order.ordered(ops - {tensor.deref().op for tensor in moved}, more), aside
+    return order.ordered(ops - set(map(replacing.operation, moved)), more), aside
 
 
 def _refuse_feeding(nodes: Nodes, made: Made) -> None:

@@ -38,12 +38,15 @@ class DistributionStrategy(verbs.Verbs):
     Attributes:
         names: The names that mean the class, `class Mine(DistributionStrategy, names=["mine"])`.
         keeps_copies: Whether each variable has a copy on each device, as in a graph that is split.
+        slice_bytes: Of how many bytes a variable may be that a split graph does not cut into
+            slices, one on each parameter device; None: of any number.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     is_default = False
     is_between_graph = False
     keeps_copies = False
+    slice_bytes: int | None = None
 
     def __init_subclass__(cls, names: Sequence[str] = (), **kwargs: Any):
         super().__init_subclass__(**kwargs)

@@ -8,8 +8,8 @@ from replicate.compat import graphs
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.structure import nodes
 
-Moved: TypeAlias = dict[Any, tf.Tensor]
-"""Tensors by the `ref()` of those that they replace."""
+Moved: TypeAlias = dict[Any, Any]
+"""Tensors by the `ref()` of those that they replace, and operations by those that they replace."""
 
 
 class Context:
@@ -117,14 +117,19 @@ def wait_instead(
 
 
 def moved_to(moved: Moved, fetch: Any) -> Any:
-    """Returns the tensor that stands for one, or what is given where nothing does."""
-    while isinstance(fetch, tf.Tensor) and fetch.ref() in moved:
-        fetch = moved[fetch.ref()]
+    """Returns what stands for a tensor or an operation, or what is given where nothing does."""
+    while (key := fetch.ref() if isinstance(fetch, tf.Tensor) else fetch) in moved:
+        fetch = moved[key]
     return fetch
 
 
+def operation(key: Any) -> tf.Operation:
+    """Returns the operation that something stands for, given its key in `Moved`."""
+    return key if isinstance(key, tf.Operation) else key.deref().op
+
+
 def fetch_moved(graph: tf.Graph, moved: Moved) -> None:
-    """Lets sessions fetch and feed what stands for a tensor, be they given that or its name."""
+    """Lets sessions fetch and feed what stands for something, be they given that or its name."""
     if not moved:
         return
     find = graph.as_graph_element

@@ -25,6 +25,7 @@ class _OneCopyStrategy(base.DistributionStrategy):
         worker_devices: See base class.
         parameter_devices: See base class.
         placement_name: One of `placement.PLACEMENTS`.
+        slice_bytes: See base class.
         member: See base class.
     """
 
@@ -33,10 +34,13 @@ class _OneCopyStrategy(base.DistributionStrategy):
         worker_devices: Sequence[str],
         parameter_devices: Sequence[str],
         placement_name: str,
+        slice_bytes: int | None,
         member: membership.Membership = membership.ALONE,
     ):
         super().__init__(worker_devices, parameter_devices, member)
+        _require_slices(slice_bytes, placement_name)
         self._placement_name = placement_name
+        self.slice_bytes = slice_bytes
         make = placement.PLACEMENTS[placement_name]
         self._choosers = graphs.PerGraph(lambda: make(self._parameter_devices))
         self._unnamed: graphs.PerGraph[set[str]] = graphs.PerGraph(set)
@@ -59,7 +63,13 @@ class _OneCopyStrategy(base.DistributionStrategy):
         return name in self._unnamed.get()
 
     def _choose(self, shape: tf.TensorShape | None, dtype: tf.DType | None) -> str:
-        """Returns the device of the next variable: in each graph as if it were the first."""
+        """Returns the device of the next variable: in each graph as if it were the first.
+
+        One that will be cut is none of these: all devices will hold as much of it.
+        """
+        if self.slice_bytes is not None:
+            if placement.size_in_bytes(shape, dtype) > self.slice_bytes:
+                return self._parameter_devices[0]
         return self._choosers.get()(shape, dtype)
 
     def _places(self, kwargs: types.Arguments) -> Sequence[str]:
@@ -82,6 +92,11 @@ class LocalParameterServerStrategy(_OneCopyStrategy, names=("parameter_server", 
         parameter_device: Where variables live; None: the GPU where there is exactly one,
             else the CPU; the worker devices under all placements but `"single"`.
         placement: `"single"`, `"round_robin"`, or `"balanced"` by bytes.
+        slice_bytes: A split graph cuts variables of more bytes into slices of rows, one on each
+            parameter device; None: none. Not those that the model_fn has a partitioner cut.
+
+    Raises:
+        ValueError: If an option has no such value, or variables are on one device.
     """
 
     def __init__(
@@ -89,10 +104,11 @@ class LocalParameterServerStrategy(_OneCopyStrategy, names=("parameter_server", 
         devices: Sequence[str] | int | None = None,
         parameter_device: str | None = None,
         placement: str = "single",
+        slice_bytes: int | None = None,
     ):
         workers = device_names.resolve(devices)
         parameters = _parameter_devices(workers, parameter_device, placement)
-        super().__init__(workers, parameters, placement)
+        super().__init__(workers, parameters, placement, slice_bytes)
 
     @classmethod
     def named(cls, name: str, devices: Sequence[str]) -> "LocalParameterServerStrategy":
@@ -116,6 +132,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
             synchronous steps, for any other worker.
         compared: What a worker compares with the chief's beside what they have built, such as the
             keys and values of a config.
+        slice_bytes: See `LocalParameterServerStrategy`; the slices are on the servers.
 
     Raises:
         ConfigError: If the cluster is malformed, or this process no task of it.
@@ -129,6 +146,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
         placement: str | None = None,
         timeout: float = 600.0,
         compared: Mapping[str, object] | None = None,
+        slice_bytes: int | None = None,
     ):
         if placement not in (None, *_SPREAD):
             raise ValueError(
@@ -137,7 +155,9 @@ class ParameterServerStrategy(_OneCopyStrategy):
         membership.require_timeout(timeout)
         cluster = clusters.of(cluster)
         self.compared = dict(compared or {})
-        self._alone = LocalParameterServerStrategy(devices, None, placement or "single")
+        self._alone = LocalParameterServerStrategy(
+            devices, None, placement or "single", slice_bytes
+        )
         workers, parameters = self._alone.worker_devices, self._alone.parameter_devices
         cpus = device_names.number_of_cpus(workers)
         self._home = parameters[0]
@@ -147,7 +167,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
             parameters = tuple(server.named("/device:CPU:0") for server in cluster.servers)
             placement = placement or "round_robin"
         member = membership.Membership(cluster, cpus, timeout)
-        super().__init__(workers, parameters, placement or "single", member)
+        super().__init__(workers, parameters, placement or "single", slice_bytes, member)
 
     @classmethod
     def taking_over(
@@ -241,6 +261,22 @@ class ParameterServerStrategy(_OneCopyStrategy):
         if is_sent_later and verbs.is_of_one(value):
             return value
         return super()._reduce_plain(aggregation, value, destination)
+
+
+def _require_slices(slice_bytes: int | None, placement_name: str) -> None:
+    """Refuses slices that could not be, or not be anywhere."""
+    if slice_bytes is None:
+        return
+    if isinstance(slice_bytes, bool) or not isinstance(slice_bytes, int) or slice_bytes < 1:
+        raise ValueError(
+            "slice_bytes is how many bytes a variable may have that is not cut, a whole number of "
+            f"1 or more; got {slice_bytes!r}. Pass such as 64 * 2**20, or None."
+        )
+    if placement_name == "single":
+        raise ValueError(
+            f"slice_bytes={slice_bytes} cuts variables into slices for several devices, and "
+            f'placement="single" has one. Choose placement="balanced" or "round_robin".'
+        )
 
 
 def _start(kwargs: types.Arguments) -> types.Nest:

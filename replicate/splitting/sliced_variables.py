@@ -1,0 +1,66 @@
+"""The slices of large variables, as Savers and sessions see them: parts of one variable each."""
+
+import logging
+
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import placement
+from replicate.splitting.lowering import slices
+
+_log = logging.getLogger("replicate")
+
+
+def list_slices(sliced: slices.Sliced, slicing: slices.Slicing) -> None:
+    """Lists slices in collections in place of their variable, as a partitioner's parts are listed.
+
+    Says which large variables are not cut.
+
+    Args:
+        sliced: The variables that are cut, with their slices.
+        slicing: What was to be cut.
+    """
+    found = {id(variable): _parts(variable, parts) for variable, parts in sliced}
+    graph = tf1.get_default_graph()
+    for key in graph.get_all_collection_keys() if found else ():
+        listed = graph.get_collection_ref(key)
+        listed[:] = [part for each in listed for part in found.get(id(each), [each])]
+    whole = [
+        f"{each.op.name} ({placement.size_in_bytes(each.shape, each.dtype):,} bytes)"
+        for each in slicing.variables
+        if id(each) not in found and slicing.is_large(each)
+    ]
+    if whole:
+        _log.info(
+            "Variables above slice_bytes=%d that are whole, since something uses them that is not "
+            "done slice by slice, such as a loop that writes one: %s.",
+            slicing.most_bytes,
+            ", ".join(whole),
+        )
+
+
+def _parts(variable: tf.Variable, parts: list[slices.Slice]) -> list[tf.Variable]:
+    """Returns a variable's slices as variables."""
+    made = []
+    for part in parts:
+        name = part.handle.op.name
+        member = tfc.resource_variable_ops.BaseResourceVariable(
+            trainable=variable.trainable,
+            shape=[part.rows, *variable.shape[1:]],
+            dtype=variable.dtype,
+            handle=part.handle,
+            constraint=variable.constraint,
+            synchronization=variable.synchronization,
+            aggregation=variable.aggregation,
+            unique_id=name,
+            handle_name=f"{name}:0",
+            graph_element=part.value,
+            initial_value=variable.initial_value,
+            initializer_op=variable.initializer,
+            is_initialized_op=part.check,
+        )
+        whole, others = variable.shape.as_list(), [0] * (variable.shape.rank - 1)
+        own = [part.rows, *whole[1:]]
+        info = tf.Variable.SaveSliceInfo(variable.op.name, whole, [part.begin, *others], own)
+        member._set_save_slice_info(info)
+        made.append(member)
+    return made
