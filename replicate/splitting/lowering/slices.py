@@ -222,7 +222,24 @@ class _Slices:
     def _by_slice(
         self, op: tf.Operation, data: tf.Tensor, ids: tf.Tensor, rows: int
     ) -> list[tf.Tensor]:
-        """Returns entries of `data` by the slices, of so many rows in all, that have their ids."""
+        """Returns entries of `data` by the slices, of so many rows in all, that have their ids.
+
+        What is made of entries, each by itself, is made beside the slices.
+        """
+        made_by, inputs = data.op, [each for each in data.op.inputs if each.shape.rank != 0]
+        is_each = made_by.type in _EACH and made_by._get_control_flow_context() is None
+        if data is not ids and is_each and len({each.ref() for each in inputs}) == 1:
+            if inputs[0].shape.rank == data.shape.rank:
+                return [
+                    self._made_like(
+                        made_by,
+                        [part if each is inputs[0] else each for each in made_by.inputs],
+                        device,
+                    )
+                    for part, device in zip(
+                        self._by_slice(op, inputs[0], ids, rows), self._devices, strict=True
+                    )
+                ]
         key = (data.ref(), ids.ref(), rows, op._get_control_flow_context())
         if key not in self._parts:
             numbers = self._parts.get(key[1:])

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise
+from replicate.splitting.rules import elementwise, spaces
 from replicate.splitting.rules.gathers import SPARSE_SEGMENTS
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.rules.spaces import (
@@ -46,6 +46,11 @@ _OF_LEADING = (
 KINDS = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 
 SORTED_GRADIENTS = tuple(f"{kind}GradV2" for kind in SPARSE_SEGMENTS)
+
+
+def is_list(source: object) -> bool:
+    """Whether the source of a `Local` is different values, or a part of these."""
+    return isinstance(source, tf.Tensor) and source.op.type in (*KINDS, "DynamicPartition")
 
 
 def _is_local(state: State) -> TypeGuard[Local]:
@@ -190,21 +195,8 @@ def _gradient_of_rows(case: Case, ids: RowNumbers) -> Rows | Local:
 
 def _check_counts(case: Case, n: int, source: tf.Tensor) -> None:
     """Refuses input n if it is not the number of a device's different values."""
-    made_by = case.op.inputs[n].op
-    if made_by.type == "ExpandDims":
-        made_by = made_by.inputs[0].op
-    if made_by.type == "StridedSlice":
-        bounds = [case.facts.value(tensor) for tensor in made_by.inputs[1:]]
-        is_first = made_by.get_attr("shrink_axis_mask") == 1 and bounds[0] == [0]
-        made_by = made_by.inputs[0].op if is_first else made_by
-    if made_by.type == "Cast":
-        made_by = made_by.inputs[0].op
-    if made_by.type not in ("Shape", "Size") or (
-        made_by.type == "Size" and case.facts.rank(made_by.inputs[0]) != 1
-    ):
-        raise WholeError("it makes another number of sums")
-    state = case.state_of(made_by.inputs[0])
-    if case.inputs[n] is not SIZE or not isinstance(state, Local) or state.source is not source:
+    counted = spaces.counted(case, n)
+    if counted is None or counted.source is not source:
         raise WholeError("it makes another number of sums")
 
 
@@ -228,8 +220,8 @@ def alone(case: Case) -> Split:
     ):
         raise WholeError("its operands are not the same different values")
     (local,) = sources
-    is_list = isinstance(local.source, tf.Tensor) and local.source.op.type in KINDS
-    if not isinstance(local.source, Leading) and (not is_list or case.type in _OF_LEADING):
+    is_leading = isinstance(local.source, Leading)
+    if not is_leading and (not is_list(local.source) or case.type in _OF_LEADING):
         raise WholeError("it is no list of values")
     rows = Rows(0, Space("a device's own", local.source))
     answer = case.plain([rows if state == local else state for state in case.inputs])

@@ -2,9 +2,20 @@
 
 import dataclasses
 
-from replicate.splitting.rules import spaces
+from replicate.compat.tensorflow import tf
+from replicate.splitting.rules import different, elementwise, spaces
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
-from replicate.splitting.states import RowNumbers, Rows, Split, State, WholeError
+from replicate.splitting.states import (
+    WHOLE,
+    Local,
+    RowNumbers,
+    Rows,
+    Split,
+    State,
+    Sums,
+    WholeError,
+)
+from replicate.splitting.structure import order
 
 
 @rule_of_ids("DynamicPartition")
@@ -21,6 +32,55 @@ def _partition(case: Case) -> Split:
         return Split([rows, rows], parts)
     ids = dataclasses.replace(data.ids, is_complete=False)
     return Split([data, rows], [RowNumbers(0, part.space, ids) for part in parts])
+
+
+@rule_of_ids("DynamicPartition")
+def _partition_different(case: Case) -> Split:
+    """Different values into parts that each one says by itself, or what there is for each value.
+
+    A part of the different values is different values, of which all devices' are joined alike.
+    """
+    data, numbers = case.inputs
+    spaces.check_no_loop(case)
+    if not isinstance(data, Local) or numbers != Local(data.source):
+        raise WholeError("its operands are not the same different values")
+    values, of_values = data.source, case.op.inputs[1]
+    if not different.is_list(values) or not _is_made_of(case, of_values, values):
+        raise WholeError("the numbers are not made of different values alone")
+    users = [op for op in order.as_made(set(values.consumers())) if op.type == case.type]
+    same = [op for op in users if op.inputs[0] is values and op.inputs[1] is of_values]
+    if not same:
+        raise WholeError("the different values themselves are not parted so")
+    kind = Sums if isinstance(data, Sums) else Local
+    return Split([data, numbers], [kind(part) for part in same[0].outputs])
+
+
+def _is_made_of(case: Case, tensor: tf.Tensor, values: tf.Tensor) -> bool:
+    """Whether each entry of a tensor is made of the entry of different values, and of nothing else.
+
+    So it is alike for what is alike on several devices.
+    """
+    if tensor is values:
+        return True
+    return tensor.op.type in elementwise.EACH and all(
+        case.state_of(each) is WHOLE or _is_made_of(case, each, values)
+        for each in tensor.op.inputs
+    )
+
+
+@rule_of_ids("DynamicStitch", "ParallelDynamicStitch")
+def _stitch_different(case: Case) -> Split:
+    """What there is for parts of different values, put together for all of them."""
+    number = len(case.inputs) // 2
+    made_by, put = case.op.inputs[0].op, [each.ref() for each in case.op.inputs[:number]]
+    if made_by.type != "DynamicPartition" or put != [each.ref() for each in made_by.outputs]:
+        raise WholeError("not each of the different values is put in once")
+    numbers = case.state_of(made_by.inputs[0])
+    if made_by.inputs[0].op.type != "Range" or not isinstance(numbers, Local):
+        raise WholeError("the different values are not counted")
+    if case.inputs[:number] != case.inputs[number:]:
+        raise WholeError("its operands are not the same different values")
+    return Split(case.inputs, [numbers])
 
 
 @rule_of_ids("DynamicStitch", "ParallelDynamicStitch")

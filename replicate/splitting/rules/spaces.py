@@ -12,9 +12,11 @@ from replicate.splitting import states
 from replicate.splitting.rules import elementwise, gathers, registry, shapes
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.states import (
+    OWN,
     SIZE,
     WHOLE,
     Ids,
+    Local,
     RowNumbers,
     Rows,
     Space,
@@ -107,6 +109,9 @@ def _range(case: Case) -> registry.Answer:
     number = case.facts.number(case.op.inputs[1])
     if SIZE in case.inputs and case.result_shape()[0].size is not None:
         return SIZE
+    local = counted(case, 1)
+    if local is not None:
+        return Split([case.same(0), OWN, case.same(2)], [Local(local.source)])
     if number is None or not number.multiple:
         raise WholeError("it is no range of rows")
     if int(case.value(0)) != 0 or int(case.value(2)) != 1:
@@ -117,6 +122,25 @@ def _range(case: Case) -> registry.Answer:
     view = case.facts.number_view(case.op.inputs[1], space)
     numbers_of_all = RowNumbers(0, space, Ids(space, None, number.multiple, True))
     return Split([case.same(0), view, case.same(2)], [numbers_of_all])
+
+
+def counted(case: Case, n: int) -> Local | None:
+    """Returns the state of the value of a device's own whose entries input n counts, if any."""
+    made_by = case.op.inputs[n].op
+    if made_by.type == "ExpandDims":
+        made_by = made_by.inputs[0].op
+    if made_by.type == "StridedSlice":
+        bounds = [case.facts.value(tensor) for tensor in made_by.inputs[1:]]
+        is_first = made_by.get_attr("shrink_axis_mask") == 1 and bounds[0] == [0]
+        made_by = made_by.inputs[0].op if is_first else made_by
+    if made_by.type == "Cast":
+        made_by = made_by.inputs[0].op
+    if made_by.type not in ("Shape", "Size") or case.inputs[n] is not SIZE:
+        return None
+    if made_by.type == "Size" and case.facts.rank(made_by.inputs[0]) != 1:
+        return None
+    state = case.state_of(made_by.inputs[0])
+    return state if isinstance(state, Local) else None
 
 
 def _space_of_number(case: Case, n: int) -> Space:

@@ -31,9 +31,10 @@ def joined(written: "writers.Writer", tensor: tf.Tensor, state: Local) -> Refere
         return _sums(written, tensor, source)
     if tensor is source and tensor.op.type in different.SORTED_GRADIENTS:
         return output(str(written.whole(tensor.op.outputs[0])), 1)
-    if tensor is source and tensor.op.type in different.KINDS and not tensor.value_index:
-        kinds = {"T": tensor.dtype, "out_idx": tf.int32}
-        return written.nodes.add("Unique", [_all(written, tensor, source)], written.home, **kinds)
+    is_part = tensor.op.type == "DynamicPartition"
+    if tensor is source and different.is_list(source) and (is_part or not tensor.value_index):
+        kinds, place = {"T": tensor.dtype, "out_idx": tf.int32}, _place(written, tensor)
+        return written.nodes.add("Unique", [_all(written, tensor, source)], place, **kinds)
     written.want_whole(tensor.op)
     return tensor
 
@@ -121,9 +122,16 @@ def _all(written: "writers.Writer", tensor: tf.Tensor, source: tf.Tensor) -> Ref
     return written.joins.of_rows(tensor, Rows(0, written.analysis.space_of(source)))
 
 
+def _place(written: "writers.Writer", source: tf.Tensor) -> str:
+    """Returns the device where different values are read, as by what updates a variable there."""
+    readers = (op for op in source.consumers() if not written.analysis.has_copies(op))
+    places = {written.device_of(op) for op in readers}
+    return places.pop() if len(places) == 1 else written.home
+
+
 def _sums(written: "writers.Writer", tensor: tf.Tensor, source: tf.Tensor) -> str:
     """Returns the sum of what devices have for each different value."""
-    nodes, home = written.nodes, written.home
+    nodes, home = written.nodes, _place(written, source)
     parts = _all(written, tensor, source)
     if source.op.type not in different.SORTED_GRADIENTS:
         values = written.whole(source)
