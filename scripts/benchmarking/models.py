@@ -77,10 +77,16 @@ def _cnn(x: Any) -> Any:
     return _dense(tf.reduce_mean(x, [1, 2]), 10, "out")
 
 
-def _embedding(ids: Any) -> Any:
-    table = tf1.get_variable("table", [100_000, 64], initializer=tf1.initializers.zeros())
-    x = tf.reduce_mean(tf.nn.embedding_lookup(table, ids), 1)
-    return _dense(_dense(x, 64, "hidden", tf.nn.relu), 10, "out")
+def _embedding(vocabulary: int, width: int) -> Callable[[Any], Any]:
+    """The mean of looked-up rows, and two layers above."""
+
+    def logits(ids: Any) -> Any:
+        start = tf1.initializers.zeros()
+        table = tf1.get_variable("table", [vocabulary, width], initializer=start)
+        x = tf.reduce_mean(tf.nn.embedding_lookup(table, ids), 1)
+        return _dense(_dense(x, 64, "hidden", tf.nn.relu), 10, "out")
+
+    return logits
 
 
 LENGTH, UNITS, HEADS, VOCABULARY = 32, 64, 4, 1000
@@ -172,7 +178,8 @@ MODELS = {
     "deep": Model(128, _floats(64), _deep, _adam),
     # NOTE: Adagrad updates the rows that a batch names. Adam's decay of its averages passes
     # over the whole table in each step, on one device too, and would be all that is measured.
-    "embedding": Model(512, _ids(20, 100_000), _embedding, _adagrad),
+    "embedding": Model(512, _ids(20, 100_000), _embedding(100_000, 64), _adagrad),
+    "table": Model(512, _ids(20, 2_000_000), _embedding(2_000_000, 32), _adagrad),
     "bert": Model(32, _ids(LENGTH, VOCABULARY), _bert, _adam),
     "wide": Model(512, _ids(COLUMNS, BUCKETS), _wide, _adagrad),
     "tagger": Model(64, _sentences, _tagger, _adam),

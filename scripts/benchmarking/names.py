@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 KINDS = ("one", "ours", "mirrored", "central", "loop", "limit", "bound", "servers")
 IN_CLUSTERS = ("ours", "mirrored", "one", "servers")
-MODELS = ("mlp", "cnn", "deep", "embedding", "bert", "wide", "tagger")
+MODELS = ("mlp", "cnn", "deep", "embedding", "table", "bert", "wide", "tagger")
 BUILDINGS = ("call", "split")
-STRATEGIES = ("parameter_server", "round_robin", "balanced", "mirrored")
+STRATEGIES = ("parameter_server", "round_robin", "balanced", "sliced", "mirrored")
 BESIDE = "@beside"
 
 

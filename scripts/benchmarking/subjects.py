@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarking import models, names
+import replicate
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 
 PARAMETER_DEVICE = "/device:CPU:0"
+SLICE_BYTES = 2**20  # of the subject ours:sliced, which is "balanced" with slices
 
 
 class Built(NamedTuple):
@@ -76,12 +78,17 @@ def plain(model: models.Model, has_optimizer: bool = True) -> Callable:
 
 
 def _ours(subject: names.Subject, model: models.Model, devices: Sequence[str]) -> Callable:
-    chosen: dict[str, Any] = {"strategy": subject.strategy}
+    chosen: dict[str, Any] = {"devices": list(devices), "strategy": subject.strategy}
+    if subject.strategy == "sliced":
+        sliced = replicate.LocalParameterServerStrategy(
+            devices, placement="balanced", slice_bytes=SLICE_BYTES
+        )
+        chosen = {"strategy": sliced}
     if subject.tower_building is not None:
         chosen["tower_building"] = subject.tower_building
     optimizer_fn = None if subject.has_own_optimizer else model.make_optimizer
     fn = plain(model, subject.has_own_optimizer)
-    return model_fn.replicate_model_fn(fn, optimizer_fn, list(devices), **chosen)
+    return model_fn.replicate_model_fn(fn, optimizer_fn, **chosen)
 
 
 def _strategy(kind: str, devices: Sequence[str]) -> Any:

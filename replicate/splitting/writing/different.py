@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.rules import different
+from replicate.splitting.rules import different, elementwise
 from replicate.splitting.rules.gathers import SPARSE_SEGMENTS
 from replicate.splitting.states import Leading, Local, Rows, Sums
+from replicate.splitting.structure import effects
 from replicate.splitting.structure.nodes import Reference, output
 
 if TYPE_CHECKING:
@@ -123,9 +124,14 @@ def _all(written: "writers.Writer", tensor: tf.Tensor, source: tf.Tensor) -> Ref
 
 
 def _place(written: "writers.Writer", source: tf.Tensor) -> str:
-    """Returns the device where different values are read, as by what updates a variable there."""
-    readers = (op for op in source.consumers() if not written.analysis.has_copies(op))
-    places = {written.device_of(op) for op in readers}
+    """Returns the device of the one variable that different values are written to; else home."""
+    waiting, places = [source], set()
+    while waiting:
+        for op in waiting.pop().consumers():
+            if effects.changes_state(op):
+                places.add(written.device_of(op))
+            elif op.type in elementwise.EACH:
+                waiting.extend(op.outputs)
     return places.pop() if len(places) == 1 else written.home
 
 
