@@ -164,6 +164,12 @@ def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
     return getattr(variable, "members", (variable,))
 
 
+def whole_name(variable: tf.Variable) -> str:
+    """Returns the name of a variable, or of the one that it is a part of."""
+    part = getattr(variable, "_save_slice_info", None)
+    return variable.name.partition(":")[0] if part is None else part.full_name
+
+
 def writes(variable: tf.Variable) -> list[tf.Operation]:
     """Returns the operations that change a resource variable; none of any other kind.
 

@@ -1,5 +1,6 @@
 """One model in one mode, in a graph of its own, and what comes out when it runs."""
 
+import collections
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,14 +85,14 @@ class _Variable(NamedTuple):
 
     Attributes:
         key: What it is.
-        op: Its own operation.
+        ops: Its own operation, or those of its parts.
         reads: The value of each copy.
         given: A placeholder for another value.
         set: Gives that to all copies.
     """
 
     key: Key
-    op: tf.Operation
+    ops: tuple[tf.Operation, ...]
     reads: tuple[tf.Tensor, ...]
     given: tf.Tensor
     set: tf.Operation
@@ -205,7 +206,8 @@ class Built:
 
         It is 0 where that is none coarser than those of variables.
         """
-        own = {each.op: epsilon(each.given.dtype) for each in self._variables.values()}
+        owned = self._variables.values()
+        own = {op: epsilon(each.given.dtype) for each in owned for op in each.ops}
         floating = [op for op, least in own.items() if least]
         made = operations.executed_by(self._fetches()) & operations.reached_from(floating)
         outputs = (tensor for op in operations.with_called(made) for tensor in op.outputs)
@@ -236,8 +238,8 @@ class Built:
             written = {op for op in owners if _is_written(op, found)}
             if written <= sources:
                 made = {key: value.op for key, value in (self._outputs | self._metrics).items()}
-                made |= {variable.key: variable.op for variable in self._variables.values()}
-                return {key for key, op in made.items() if op in found}
+                owned = {each.key for each in self._variables.values() if found & {*each.ops}}
+                return {key for key, op in made.items() if op in found} | owned
             sources |= written
 
 
@@ -261,26 +263,47 @@ def _is_written(variable: tf.Operation, found: set[tf.Operation]) -> bool:
 
 def _variables() -> dict[str, _Variable]:
     """Returns the global variables of the current graph by name."""
-    trainable = {variable.name for variable in tf1.trainable_variables()}
-    found = {}
+    trainable = set(map(operations.whole_name, tf1.trainable_variables()))
+    parts: dict[str, list[tf.Variable]] = collections.defaultdict(list)
     for variable in tf1.global_variables():
-        key = Key(kind_of(variable.name, trainable), variable.name.removesuffix(":0"))
-        is_mirrored = isinstance(variable, variables.MirroredVariable)
-        copies = variable.members if is_mirrored else (variable,)
-        reads = tuple(copy.read_value() for copy in copies)
-        given = tf1.placeholder(variable.dtype.base_dtype, variable.shape)
-        is_set = tf1.group(variable.assign(given))
-        found[variable.name] = _Variable(key, variable.op, reads, given, is_set)
-    return found
+        parts[operations.whole_name(variable)].append(variable)
+    return {
+        name: _variable(Key(kind_of(name, trainable), name), found) for name, found in parts.items()
+    }
+
+
+def _variable(key: Key, parts: Sequence[tf.Variable]) -> _Variable:
+    """Returns a variable, given the parts that it is in, or itself."""
+    info, first = parts[0]._save_slice_info, parts[0]
+    ops = tuple(part.op for part in parts)
+    if len(parts) == 1 or info is None:
+        given = tf1.placeholder(first.dtype.base_dtype, first.shape)
+        reads = tuple(copy.read_value() for copy in _copies(first))
+        return _Variable(key, ops, reads, given, tf1.group(first.assign(given)))
+    given = tf1.placeholder(first.dtype.base_dtype, info.full_shape)
+    pairs = zip(info.full_shape, info.var_shape, strict=True)
+    axis = next(n for n, (whole, own) in enumerate(pairs) if whole != own)
+    copies = zip(*map(_copies, parts), strict=True)
+    reads = tuple(tf.concat([copy.read_value() for copy in copied], axis) for copied in copies)
+    infos = [part._save_slice_info for part in parts]
+    written = [
+        part.assign(tf.slice(given, own.var_offset, own.var_shape))
+        for part, own in zip(parts, infos, strict=True)
+    ]
+    return _Variable(key, ops, reads, given, tf1.group(*written))
+
+
+def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
+    is_mirrored = isinstance(variable, variables.MirroredVariable)
+    return variable.members if is_mirrored else (variable,)
 
 
 def kind_of(name: str, trainable: set[str]) -> str:
     """Tells weights from slots, whose names hold that of a weight, and from all else."""
     if name in trainable:
         return WEIGHTS
-    path = f"/{name.removesuffix(':0')}/"
-    is_slot = any(f"/{weight.removesuffix(':0')}/" in path for weight in trainable)
-    return SLOTS if is_slot else OTHERS
+    path = f"/{name}/"
+    return SLOTS if any(f"/{weight}/" in path for weight in trainable) else OTHERS
 
 
 def _quantities(found: Mapping[Key, Any]) -> Outcome:

@@ -206,8 +206,11 @@ def _built(described: estimators.Described, element: types.Nest) -> estimator.Es
 
 def find_variables() -> tuple[Variable, ...]:
     """Returns the variables of the default graph: weights, slots, others, local ones."""
-    weights = {variable.name for variable in tf1.trainable_variables()}
-    kinds = [(one, _KINDS[verified.kind_of(one.name, weights)]) for one in tf1.global_variables()]
+    weights = set(map(operations.whole_name, tf1.trainable_variables()))
+    kinds = [
+        (one, _KINDS[verified.kind_of(operations.whole_name(one), weights)])
+        for one in tf1.global_variables()
+    ]
     found = []
     for variable, kind in [*kinds, *((one, "local") for one in tf1.local_variables())]:
         is_many = isinstance(variable, distributed_variable.DistributedVariable)
