@@ -77,6 +77,12 @@ class Choices:
                     'tower_building="split" computes what one device computes, and '
                     f"{name} is about towers: got {name}={value!r} with it. Leave out one of them."
                 )
+        if not is_split and getattr(self.strategy, "slice_bytes", None) is not None:
+            raise ValueError(
+                "slice_bytes cuts variables of a graph that is split, and towers have whole ones: "
+                f"got {self.strategy!r} with tower_building={self.tower_building!r}. Leave out one "
+                "of them."
+            )
         if not is_split and self.random_numbers is not None:
             raise ValueError(
                 'random_numbers says how tower_building="split" draws: got random_numbers='

@@ -16,6 +16,7 @@ import numpy as np
 
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 
 PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
 
@@ -162,7 +163,7 @@ def run(
         fetches = (fetch or fetched)(spec)
         updates = updates_of(spec)
         values = {name: value for name, (value, _) in (spec.eval_metric_ops or {}).items()}
-        found = {variable.name: variable.read_value() for variable in tf1.global_variables()}
+        found = values_of_variables()
         copies = copies_of_variables()
         initializer = initializer_of_all()
         with tf1.Session(graph=graph, config=session_config()) as session:
@@ -174,6 +175,16 @@ def run(
                 outcome.variables.append(session.run(found))
             require_equal(session.run(copies))
             return outcome._replace(metrics=session.run(values))
+
+
+def values_of_variables() -> dict:
+    """Returns the values of all global variables by name; of parts that of the whole variable."""
+    parts: dict = {}
+    for variable in tf1.global_variables():
+        parts.setdefault(operations.whole_name(variable), []).append(variable.read_value())
+    return {
+        name: found[0] if len(found) == 1 else tf.concat(found, 0) for name, found in parts.items()
+    }
 
 
 def initializer_of_all() -> list:

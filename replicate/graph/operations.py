@@ -164,6 +164,17 @@ def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
     return getattr(variable, "members", (variable,))
 
 
+def users(handle: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that use a handle, in branches and loops too."""
+    waiting = [handle]
+    while waiting:
+        for op in waiting.pop().consumers():
+            if op.type in PASSING:
+                waiting.extend(op.outputs)
+            else:
+                yield op
+
+
 def whole_name(variable: tf.Variable) -> str:
     """Returns the name of a variable, or of the one that it is a part of."""
     part = getattr(variable, "_save_slice_info", None)

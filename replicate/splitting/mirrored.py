@@ -1,6 +1,6 @@
 """Mirrored variables: which of them each device has a copy of, and which writes are repeated."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
@@ -38,7 +38,8 @@ class Mirrored:
         self.functions = own_functions.OwnFunctions(graph, devices)
         handles = [variable.handle for variable in variables]
         writes = {
-            each.op: [op for op in users(each) if effects.changes_state(op)] for each in handles
+            each.op: [op for op in operations.users(each) if effects.changes_state(op)]
+            for each in handles
         }
         self.handles = self._repeated(writes)
         found = {op: None for handle in self.handles for op in writes[handle]}
@@ -76,14 +77,3 @@ class Mirrored:
         if any(operations.made_by(handle) not in handles for handle in used):
             return False
         return self.functions.can_be_copied(op.node_def)
-
-
-def users(handle: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the operations that use a handle, in branches and loops too."""
-    waiting = [handle]
-    while waiting:
-        for op in waiting.pop().consumers():
-            if op.type in operations.PASSING:
-                waiting.extend(op.outputs)
-            else:
-                yield op

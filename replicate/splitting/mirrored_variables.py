@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import mirrored as mirroring
+from replicate.graph import operations
 from replicate.splitting.structure import definitions, effects, nodes, order
 from replicate.splitting.writing import copied
 from replicate.strategy import base
@@ -81,7 +81,7 @@ class WritesHook(tf1.train.SessionRunHook):
         self._copies: Mapping[tf.Operation, Sequence[tf.Operation]] = {
             op: [made[holder.name] for holder in holders] for op, holders in copies.items()
         }
-        self._known = {each for op in copies for each in mirroring.users(op.outputs[0])}
+        self._known = {each for op in copies for each in operations.users(op.outputs[0])}
         self._known.update(made.values())
 
     def begin(self) -> None:
@@ -101,7 +101,7 @@ class WritesHook(tf1.train.SessionRunHook):
 
     def _new(self, holder: tf.Operation) -> list[tf.Operation]:
         """Returns what writes a variable and was not there when the graph was split, in order."""
-        found = {op for op in mirroring.users(holder.outputs[0]) if op not in self._known}
+        found = {op for op in operations.users(holder.outputs[0]) if op not in self._known}
         return order.as_made(filter(effects.changes_state, found))
 
 
@@ -110,7 +110,7 @@ def _read_first(holders: Sequence[tf.Operation], writes: Sequence[tf.Operation])
 
     A read that is more than a read, as a lookup is, would run a part of the step with the write.
     """
-    users = [op for holder in holders for op in mirroring.users(holder.outputs[0])]
+    users = [op for holder in holders for op in operations.users(holder.outputs[0])]
     reads = [op for op in users if _is_free(op)]
     for write in writes:
         if write._get_control_flow_context() is None:

@@ -1,11 +1,13 @@
 """The slices of large variables, as Savers and sessions see them: parts of one variable each."""
 
 import logging
+from collections.abc import Sequence
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.splitting.lowering import slices
+from replicate.splitting import slices
+from replicate.splitting.structure import replacing
 
 _log = logging.getLogger("replicate")
 
@@ -16,10 +18,11 @@ def list_slices(sliced: slices.Sliced, slicing: slices.Slicing) -> None:
     Says which large variables are not cut.
 
     Args:
-        sliced: The variables that are cut, with their slices.
+        sliced: The variables that are cut.
         slicing: What was to be cut.
     """
-    found = {id(variable): _parts(variable, parts) for variable, parts in sliced}
+    cut = sliced.variables.values()
+    found = {id(variable): _parts(variable, sliced.slices(variable)) for variable in cut}
     graph = tf1.get_default_graph()
     for key in graph.get_all_collection_keys() if found else ():
         listed = graph.get_collection_ref(key)
@@ -38,7 +41,7 @@ def list_slices(sliced: slices.Sliced, slicing: slices.Slicing) -> None:
         )
 
 
-def _parts(variable: tf.Variable, parts: list[slices.Slice]) -> list[tf.Variable]:
+def _parts(variable: tf.Variable, parts: Sequence[slices.Slice]) -> list[tf.Variable]:
     """Returns a variable's slices as variables."""
     made = []
     for part in parts:
@@ -64,3 +67,21 @@ def _parts(variable: tf.Variable, parts: list[slices.Slice]) -> list[tf.Variable
         member._set_save_slice_info(info)
         made.append(member)
     return made
+
+
+class UsesHook(tf1.train.SessionRunHook):
+    """Lets what other hooks have made, in `begin`, use the slices of variables that are cut.
+
+    Args:
+        sliced: The variables.
+
+    Raises:
+        ValueError: If it does to one what cannot be done slice by slice.
+    """
+
+    def __init__(self, sliced: slices.Sliced):
+        self._sliced = sliced
+
+    def begin(self) -> None:
+        """See base class."""
+        replacing.fetch_moved(tf1.get_default_graph(), self._sliced.lower())

@@ -5,8 +5,14 @@ from collections.abc import Iterator, Sequence
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import batches, mirrored_variables, report, sliced_variables, splitter
-from replicate.splitting.lowering import slices
+from replicate.splitting import (
+    batches,
+    mirrored_variables,
+    report,
+    sliced_variables,
+    slices,
+    splitter,
+)
 from replicate.strategy import base
 
 _log = logging.getLogger("replicate")
@@ -68,11 +74,12 @@ def split(
     sliced_variables.list_slices(result.sliced, slicing)
     _tell(result, strategy)
     spec = _replaced(spec, _moved(groups, result.fetch))
-    if not result.copies:
-        return spec
-    key = _HOOKS[spec.mode]
-    hook = mirrored_variables.WritesHook(result.copies, result.made)
-    return spec._replace(**{key: (*(getattr(spec, key) or ()), hook)})
+    key, hooks = _HOOKS[spec.mode], []
+    if result.copies:
+        hooks.append(mirrored_variables.WritesHook(result.copies, result.made))
+    if result.sliced.variables:
+        hooks.append(sliced_variables.UsesHook(result.sliced))
+    return spec._replace(**{key: (*(getattr(spec, key) or ()), *hooks)}) if hooks else spec
 
 
 def _why_whole(batch: batches.Batch) -> str:

@@ -12,10 +12,10 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import analysis as analyses
 from replicate.splitting import mirrored as mirroring
-from replicate.splitting import states
+from replicate.splitting import slices, states
 from replicate.splitting.inference import facts as graph_facts
 from replicate.splitting.inference.extents import Extent
-from replicate.splitting.lowering import batch_norm, branches, functions, reads, slices
+from replicate.splitting.lowering import batch_norm, branches, functions, reads
 from replicate.splitting.states import Space
 from replicate.splitting.structure import effects, loops, order, replacing
 from replicate.splitting.structure.nodes import Changes, Made, Nodes, Waited, resolved
@@ -42,7 +42,7 @@ class Result:
         moved: The tensors in place of those of lowered operations, by the `ref()` of these.
         written: The graph's writer.
         made: The new operations by their names.
-        sliced: The variables that are cut, with their slices.
+        sliced: The variables that are cut.
 
     Attributes:
         fetch: As given.
@@ -180,7 +180,7 @@ class _Plan:
 
     Attributes:
         moved: The tensors in place of those of lowered operations, by the `ref()` of these.
-        sliced: The variables that are cut, with their slices.
+        sliced: The variables that are cut.
         place: Which rows this worker has.
     """
 
@@ -231,7 +231,8 @@ def _lowered(
     moved = functions.lower(graph, order.behind(given), known)
     moved |= branches.take(graph, known)
     moved |= reads.read_before_loops(graph, order.behind(given))
-    parted, sliced = slices.lower(graph, asked.slicing)
+    sliced = slices.Sliced(graph, asked.slicing)
+    parted = sliced.lower()
     behind = order.behind(given)
     ops = [op for op in graph.get_operations() if op in behind]
     return {**moved, **parted, **batch_norm.lower(graph, ops)}, sliced

@@ -218,6 +218,11 @@ class Sums(Local):
 
 
 @dataclasses.dataclass(frozen=True)
+class Counted(Local):
+    """The numbers of its own different values, `source`, from 0: values alike may differ in it."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Shape:
     """A view: the whole shape of a result, but for one entry: there the device's own rows.
 

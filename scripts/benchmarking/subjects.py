@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarking import models, names
 import replicate
+from benchmarking import models, names
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from replicate.compat.tensorflow import tf1
+from replicate.strategy.policies import parameter_server
 from tests import exactness
 from tests.law import losses
 
@@ -17,7 +18,7 @@ class Setting(NamedTuple):
     """How a model is run.
 
     Attributes:
-        strategy: The strategy's name.
+        strategy: The strategy's name; `"sliced"` is `"balanced"` with all variables in slices.
         devices: K.
         rows: The rows of each batch.
         is_static: Whether the graph knows how many rows there are.
@@ -31,6 +32,15 @@ class Setting(NamedTuple):
     def __str__(self):
         kind = "static" if self.is_static else "dynamic"
         return f"{self.strategy}-K{self.devices}-B{','.join(map(str, self.rows))}-{kind}"
+
+    def options(self) -> dict[str, Any]:
+        """Returns the strategy and the devices, as `replicate_model_fn` takes them."""
+        if self.strategy != "sliced":
+            return {"strategy": self.strategy, "devices": self.devices}
+        sliced = parameter_server.LocalParameterServerStrategy(
+            self.devices, placement="balanced", slice_bytes=1
+        )
+        return {"strategy": sliced}
 
 
 # Every number of devices, of rows that do not divide, of fewer rows than devices, and of one.
@@ -76,10 +86,8 @@ def require_exact(
     """
     if given is None:
         given = batches(*setting.rows, is_static=setting.is_static)
-    options = {"tolerance": TOLERANCE, "strategy": setting.strategy, **options}
-    return exactness.require_one_device(
-        model, given, mode, is_static=setting.is_static, devices=setting.devices, **options
-    )
+    options = {"tolerance": TOLERANCE, **setting.options(), **options}
+    return exactness.require_one_device(model, given, mode, is_static=setting.is_static, **options)
 
 
 def descend():

@@ -56,9 +56,10 @@ class Config(types.Section):
     devices: sections.Devices = "auto"
     """auto, a list of names, how many (GPUs, or CPU devices where there is no GPU), {gpu: n}, or
     {cpu: n} for n logical CPU devices."""
-    strategy: catalog.Strategy | None = None
-    """Where variables live and how they are updated; null: parameter_server, or multi_worker where
-    TF_CONFIG has several workers."""
+    strategy: sections.Strategy | None = None
+    """Where variables live and how they are updated: by name, or, as in {name: balanced,
+    slice_bytes: 64MB}, with larger variables cut into slices; null: parameter_server, or
+    multi_worker where TF_CONFIG has several workers."""
     loss_reduction: Literal["sum", "mean"] | None = None
     """With tower_building call, which it chooses: how the towers' losses and gradients are joined,
     sum or mean (by rows); null: mean."""
@@ -106,6 +107,17 @@ class Config(types.Section):
     def folder(self) -> str:
         """Where the config stands; functions may be imported from here."""
         return self._folder
+
+    @property
+    def strategy_name(self) -> catalog.Strategy | None:
+        """The name of the strategy; None where none is chosen."""
+        chosen = self.strategy
+        return chosen.name if isinstance(chosen, sections.Slices) else chosen
+
+    @property
+    def slice_bytes(self) -> int | None:
+        """How large a variable may be that is not cut; None: of any size."""
+        return self.strategy.slice_bytes if isinstance(self.strategy, sections.Slices) else None
 
     @property
     def evaluated_every(self) -> int | None:
@@ -168,7 +180,7 @@ class Config(types.Section):
         Raises:
             ConfigError: If it would; servers are parameter servers.
         """
-        wanted = self.strategy
+        wanted = self.strategy_name
         if servers and wanted in ("multi_worker", "mirrored"):
             raise errors.ConfigError(
                 f"strategy: must leave the variables to the parameter servers of the cluster, got "

@@ -246,6 +246,19 @@ Devices: TypeAlias = (
 )
 
 
+class Slices(types.Section):
+    """Variables on several devices, large ones in slices."""
+
+    name: Literal["balanced", "round_robin"]
+    """Where variables live."""
+    slice_bytes: types.Bytes
+    """Larger variables are cut into slices of rows, one on each device that holds variables; a
+    number of bytes, or such as 64MB."""
+
+
+Strategy: TypeAlias = catalog.Strategy | Slices
+
+
 class Run(types.Section):
     """Settings of the TensorFlow session, by the names they have in its ConfigProto."""
 

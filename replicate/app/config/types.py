@@ -18,6 +18,7 @@ KeyPath: TypeAlias = documents.KeyPath
 
 _FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _MOST = 2**63 - 1
+_BYTES = r"(\d+(?:\.\d+)?) ?(?:([kMGT])(i)?)?B"
 
 
 class Unknown(NamedTuple):
@@ -76,6 +77,17 @@ def _whole(value: object) -> object:
     return value
 
 
+def _bytes(value: object) -> object:
+    """Takes a number of bytes with its unit."""
+    found = re.fullmatch(_BYTES, value) if isinstance(value, str) else None
+    if found is None:
+        if isinstance(value, str):
+            raise ValueError("must be a number of bytes, such as 67108864, 64MB or 64MiB")
+        return _whole(value)
+    power, is_binary = " kMGT".index(found[2] or " "), bool(found[3])
+    return round(float(found[1]) * (1024 if is_binary else 1000) ** power)
+
+
 def _resolved(value: object) -> object:
     """Returns a path as an absolute one, if it is relative to the folder of a file."""
     folder = getattr(value, "folder", None)
@@ -93,6 +105,14 @@ WHOLE = pydantic.BeforeValidator(_whole)
 Whole = Annotated[int, WHOLE]
 Positive = Annotated[int, Field(ge=1), WHOLE]
 NotNegative = Annotated[int, Field(ge=0), WHOLE]
+Bytes = Annotated[
+    int,
+    Field(ge=1),
+    pydantic.BeforeValidator(_bytes),
+    pydantic.WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": f"^{_BYTES}$"}]}
+    ),
+]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 AtLeastZero = Annotated[Number, Field(ge=0)]
 AboveZero = Annotated[Number, Field(gt=0)]

@@ -141,7 +141,7 @@ def describe(settings: config.Config) -> Description:
     rows = settings.section(sections.Train).input.batch_size
     described = estimators.describe(settings)
     workers = subjects.worker_devices(described.devices, described.options.get("strategy"))
-    name = settings.strategy or "parameter_server"
+    name = settings.strategy_name or "parameter_server"
     if len(workers) == 1 and name != "multi_worker":
         name = "one_device"
     moved: list[traffic.Transfer] = []

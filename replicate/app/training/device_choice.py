@@ -52,7 +52,7 @@ def devices_of(settings: config.Config) -> list[str]:
         DeviceError: If this machine lacks a device.
     """
     names = devices.resolve(chosen(settings.devices), warn_of_missing=False)
-    if settings.strategy == "one_device":
+    if settings.strategy_name == "one_device":
         names = names[:1]
     return [name.replace("/device:", "") for name in names]
 
@@ -74,7 +74,7 @@ def strategy_of(
     start: int | None = None,
     is_stopping: Callable[[], bool] | None = None,
 ) -> base.DistributionStrategy | None:
-    """Returns the strategy of a cluster's task; None where the config's name says enough.
+    """Returns the strategy of a cluster's task, or with slices; None where its name says enough.
 
     Args:
         settings: The config.
@@ -92,9 +92,14 @@ def strategy_of(
     compared = _compared(settings)
     if task.servers:
         return parameter_server.ParameterServerStrategy.taking_over(
-            settings.strategy, devices.resolve(wanted), cluster, options.timeout, compared
+            settings.strategy_name,
+            devices.resolve(wanted),
+            cluster,
+            options.timeout,
+            compared,
+            settings.slice_bytes,
         )
-    if task.is_together or settings.strategy == "multi_worker":
+    if task.is_together or settings.strategy_name == "multi_worker":
         if start is not None:
             compared["model_dir, its last checkpoint"] = f"step {start}"
         return multi_worker.MultiWorkerStrategy(
@@ -104,6 +109,11 @@ def strategy_of(
             options.communication,
             compared,
             options.pack_bytes,
+        )
+    if isinstance(settings.strategy, sections.Slices):
+        name, slice_bytes = settings.strategy.name, settings.strategy.slice_bytes
+        return parameter_server.LocalParameterServerStrategy(
+            wanted, placement=name, slice_bytes=slice_bytes
         )
     return None
 
@@ -138,5 +148,5 @@ def text_of(settings: config.Config, task: clusters.Cluster = clusters.ALONE) ->
         return f"{task.size} worker{'' if task.size == 1 else 's'} of {towers} ({kept})"
     if task.size > 1:
         return f"{task.size} workers of {towers} (multi_worker)"
-    strategy = settings.strategy or "parameter_server"
+    strategy = settings.strategy_name or "parameter_server"
     return towers if len(names) == 1 else f"{towers} ({strategy})"

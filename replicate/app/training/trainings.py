@@ -145,7 +145,7 @@ def _write_down(
     by_default = "multi_worker" if run.task.is_together else "parameter_server"
     kept.write_run(
         towers=device_choice.devices_of(settings),
-        strategy=settings.strategy or by_default,
+        strategy=settings.strategy_name or by_default,
         workers=run.task.size,
         start=start,
         command=run.command,

@@ -22,8 +22,8 @@ from replicate.splitting.rules.spaces import (
 )
 from replicate.splitting.states import (
     OWN,
-    SIZE,
     WHOLE,
+    Counted,
     Leading,
     Local,
     RowNumbers,
@@ -50,12 +50,16 @@ SORTED_GRADIENTS = tuple(f"{kind}GradV2" for kind in SPARSE_SEGMENTS)
 
 def is_list(source: object) -> bool:
     """Whether the source of a `Local` is different values, or a part of these."""
-    return isinstance(source, tf.Tensor) and source.op.type in (*KINDS, "DynamicPartition")
+    if not isinstance(source, tf.Tensor):
+        return False
+    return source.op.type == "DynamicPartition" or (
+        source.op.type in KINDS and not source.value_index
+    )
 
 
 def _is_local(state: State) -> TypeGuard[Local]:
-    """Whether a device's own value is no part of a sum."""
-    return isinstance(state, Local) and not isinstance(state, Sums)
+    """Whether a device's own value is no part of a sum, and no number of its own values."""
+    return isinstance(state, Local) and not isinstance(state, (Sums, Counted))
 
 
 @rule(*KINDS)

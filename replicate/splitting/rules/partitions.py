@@ -7,12 +7,12 @@ from replicate.splitting.rules import different, elementwise, spaces
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.states import (
     WHOLE,
+    Counted,
     Local,
     RowNumbers,
     Rows,
     Split,
     State,
-    Sums,
     WholeError,
 )
 from replicate.splitting.structure import order
@@ -51,8 +51,7 @@ def _partition_different(case: Case) -> Split:
     same = [op for op in users if op.inputs[0] is values and op.inputs[1] is of_values]
     if not same:
         raise WholeError("the different values themselves are not parted so")
-    kind = Sums if isinstance(data, Sums) else Local
-    return Split([data, numbers], [kind(part) for part in same[0].outputs])
+    return Split([data, numbers], [type(data)(part) for part in same[0].outputs])
 
 
 def _is_made_of(case: Case, tensor: tf.Tensor, values: tf.Tensor) -> bool:
@@ -63,8 +62,7 @@ def _is_made_of(case: Case, tensor: tf.Tensor, values: tf.Tensor) -> bool:
     if tensor is values:
         return True
     return tensor.op.type in elementwise.EACH and all(
-        case.state_of(each) is WHOLE or _is_made_of(case, each, values)
-        for each in tensor.op.inputs
+        case.state_of(each) is WHOLE or _is_made_of(case, each, values) for each in tensor.op.inputs
     )
 
 
@@ -76,11 +74,12 @@ def _stitch_different(case: Case) -> Split:
     if made_by.type != "DynamicPartition" or put != [each.ref() for each in made_by.outputs]:
         raise WholeError("not each of the different values is put in once")
     numbers = case.state_of(made_by.inputs[0])
-    if made_by.inputs[0].op.type != "Range" or not isinstance(numbers, Local):
+    if not isinstance(numbers, Counted):
         raise WholeError("the different values are not counted")
-    if case.inputs[:number] != case.inputs[number:]:
+    parts = [state.source for state in case.inputs[:number] if isinstance(state, Counted)]
+    if case.inputs[number:] != [Local(part) for part in parts]:
         raise WholeError("its operands are not the same different values")
-    return Split(case.inputs, [numbers])
+    return Split(case.inputs, [Local(numbers.source)])
 
 
 @rule_of_ids("DynamicStitch", "ParallelDynamicStitch")

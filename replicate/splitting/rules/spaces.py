@@ -15,6 +15,7 @@ from replicate.splitting.states import (
     OWN,
     SIZE,
     WHOLE,
+    Counted,
     Ids,
     Local,
     RowNumbers,
@@ -111,7 +112,7 @@ def _range(case: Case) -> registry.Answer:
         return SIZE
     local = counted(case, 1)
     if local is not None:
-        return Split([case.same(0), OWN, case.same(2)], [Local(local.source)])
+        return Split([case.same(0), OWN, case.same(2)], [Counted(local.source)])
     if number is None or not number.multiple:
         raise WholeError("it is no range of rows")
     if int(case.value(0)) != 0 or int(case.value(2)) != 1:

@@ -72,6 +72,14 @@ class _OneCopyStrategy(base.DistributionStrategy):
                 return self._parameter_devices[0]
         return self._choosers.get()(shape, dtype)
 
+    def _make_variable(self, next_creator: types.Function, kwargs: types.Arguments) -> tf.Variable:
+        if self.slice_bytes is not None:
+            raise ValueError(
+                f"slice_bytes={self.slice_bytes} cuts variables of a graph that replicate_model_fn "
+                "splits; in scope() they are whole. Leave out slice_bytes."
+            )
+        return super()._make_variable(next_creator, kwargs)
+
     def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         if not tf1.executing_eagerly_outside_functions():
             return ("",)  # the device functions know, and know what the user named
@@ -177,6 +185,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
         cluster: clusters.Cluster | Mapping[str, Any],
         timeout: float = 600.0,
         compared: Mapping[str, object] | None = None,
+        slice_bytes: int | None = None,
     ) -> "ParameterServerStrategy | None":
         """Returns what does in a cluster what the strategy of a name does on one machine.
 
@@ -186,6 +195,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
             cluster: See the class.
             timeout: See the class.
             compared: See the class.
+            slice_bytes: See the class.
 
         Returns:
             The strategy; None: that needs a copy of each variable with each worker.
@@ -194,7 +204,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
             return None
         placement = name if name in _SPREAD else "round_robin"
         devices = devices[:1] if name == "one_device" else devices
-        return cls(devices, cluster, placement, timeout, compared)
+        return cls(devices, cluster, placement, timeout, compared, slice_bytes)
 
     @property
     def home(self) -> str:

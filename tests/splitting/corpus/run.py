@@ -26,6 +26,7 @@ def main(arguments=None) -> int:
     parser.add_argument("devices", type=int)
     parser.add_argument("sizes", type=lambda text: tuple(map(int, text.split(","))))
     parser.add_argument("--static", action="store_true")
+    parser.add_argument("--strategy", default="parameter_server")
     parser.add_argument("--whole", action="store_true")
     options = parser.parse_args(arguments)
     from tests.law import running
@@ -33,7 +34,7 @@ def main(arguments=None) -> int:
 
     names = [name for name in table.MODELS if options.model in name]
     names = [options.model] if options.model in names else names
-    setting = running.Setting("parameter_server", options.devices, options.sizes, options.static)
+    setting = running.Setting(options.strategy, options.devices, options.sizes, options.static)
     different = sum(not run(table.MODELS[name], name, setting, options.whole) for name in names)
     print(f"{len(names)} models, {different} differ")
     return int(different > 0)

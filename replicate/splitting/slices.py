@@ -16,11 +16,10 @@ slices' own rows: no device ever has all of them.
 import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations, placement
-from replicate.splitting import mirrored
 from replicate.splitting.rules import elementwise
 from replicate.splitting.structure import loops, nodes, order, replacing
 from replicate.splitting.structure.replacing import Moved
@@ -77,51 +76,61 @@ class Slice:
     check: tf.Tensor
 
 
-Sliced: TypeAlias = Sequence[tuple[tf.Variable, Sequence[Slice]]]
-"""The variables that are cut, each with its slices."""
-
-
-def lower(graph: tf.Graph, slicing: Slicing) -> tuple[Moved, Sliced]:
-    """Cuts large variables.
+class Sliced:
+    """A graph's large variables in slices.
 
     Args:
         graph: The graph; its functions are lowered, and loops read no variable.
         slicing: What is to be cut.
 
-    Returns:
-        The tensors in place of those that use the variables, by the `ref()` of these; and the
-        slices of each variable that is cut.
+    Attributes:
+        variables: The variables that are cut, by what holds them whole: nothing uses that.
     """
-    return _Slices(graph, slicing).lower()
-
-
-class _Slices:
-    """Cuts a graph's variables; see `lower`."""
 
     def __init__(self, graph: tf.Graph, slicing: Slicing):
         self._graph = graph
         self._devices = slicing.devices
-        self._variables = _cuttable(slicing)
+        self.variables = _cuttable(slicing)
         self._moved: Moved = {}
+        self._seen: set[tf.Operation] = set()
         self._handles: dict[tuple[Any, int], tf.Tensor] = {}
         self._cuts: dict[tuple[Any, int], tf.Tensor | None] = {}
         self._parts: dict[tuple[object, ...], list[tf.Tensor]] = {}
-
-    def lower(self) -> tuple[Moved, Sliced]:
-        """See the function."""
-        users: dict[tf.Operation, None] = {}
-        for holder in self._variables:
+        for holder in self.variables:
             for k, device in enumerate(self._devices):
                 self._handles[holder.outputs[0].ref(), k] = self._holder(holder, k, device)
-            users |= dict.fromkeys(mirrored.users(holder.outputs[0]))
-        for op in order.as_made(users):
+
+    def lower(self) -> Moved:
+        """Writes all that uses the variables as what it does to their slices.
+
+        Returns:
+            What is in place of these operations and their tensors.
+
+        Raises:
+            ValueError: If one that was made later cannot be done slice by slice.
+        """
+        handles = [holder.outputs[0] for holder in self.variables]
+        users = {user for handle in handles for user in operations.users(handle)}
+        for op in order.as_made(users.difference(self._seen)):
+            self._seen.add(op)
+            self._require(op)
             if op.type in _READS:
                 self._moved |= replacing.replace(op, [self._read(op)])
             else:
                 self._write(op)
-        every = range(len(self._devices))
-        found = self._variables.values()
-        return self._moved, [(each, [self._slice(each, k) for k in every]) for each in found]
+        return self._moved
+
+    def slices(self, variable: tf.Variable) -> list[Slice]:
+        """Returns the slices of a variable."""
+        return [self._slice(variable, k) for k in range(len(self._devices))]
+
+    def _require(self, op: tf.Operation) -> None:
+        if not _is_cuttable(op, self.variables):
+            raise ValueError(
+                "What uses a variable in slices, behind the model_fn, reads it, looks up rows or "
+                f"writes it, and is in no loop and no function; got {op.name}, of type {op.type}. "
+                "Make it in the model_fn, so that the variable stays whole, or raise slice_bytes."
+            )
 
     # The slices.
 
@@ -338,9 +347,7 @@ class _Slices:
         context, name = op._get_control_flow_context(), f"{op.name}/slices/"
         return replacing.written(name, self._graph, device, context, op.control_inputs)
 
-    def _made_like(
-        self, op: tf.Operation, inputs: Sequence[tf.Tensor], device: str
-    ) -> tf.Tensor:
+    def _made_like(self, op: tf.Operation, inputs: Sequence[tf.Tensor], device: str) -> tf.Tensor:
         """Returns what an operation's kind makes of other inputs, on another device."""
         with self._beside(op, device):
             kinds, attributes = [op.outputs[0].dtype], nodes.attributes_of(op)
@@ -354,7 +361,7 @@ def _cuttable(slicing: Slicing) -> Mapping[tf.Operation, tf.Variable]:
         kept = {
             holder: variable
             for holder, variable in found.items()
-            if all(_is_cuttable(op, found) for op in mirrored.users(holder.outputs[0]))
+            if all(_is_cuttable(op, found) for op in operations.users(holder.outputs[0]))
         }
         if len(kept) == len(found):
             return kept
