@@ -55,6 +55,8 @@ SETTINGS = (
     Setting("round_robin", 3, (7, 7, 7), is_static=True),
     Setting("balanced", 4, (7, 5, 1, 2)),
     Setting("mirrored", 3, (1, 1, 1), is_static=True),
+    Setting("sliced", 4, (7, 5, 1, 2)),
+    Setting("sliced", 3, (5, 5, 5), is_static=True),
 )
 
 
