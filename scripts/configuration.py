@@ -203,7 +203,7 @@ def _plain_type(key: Mapping[str, Any]) -> str:
         bounds = [f" {sign} {key[bound]:,}" for bound, sign in _SIGNS.items() if bound in key]
         return ("whole number" if kind == "integer" else "number") + ",".join(bounds)
     if kind == "string" and "pattern" in key:
-        return "function"
+        return f"text such as `{key['examples'][0]}`" if "examples" in key else "function"
     if kind == "string":
         return "character" if key.get("maxLength") == 1 else "text"
     return {"boolean": "`true`, `false`", "null": "`null`"}.get(kind, "anything")

@@ -520,3 +520,32 @@ def test_a_training_lasts_for_steps_or_epochs_or_both(tmp_path):
 )
 def test_the_nearest_word_begins_alike_before_it_looks_alike(word, known, meant):
     assert types.nearest(word, known) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("1000", 1000),
+        ("64MB", 64_000_000),
+        ("64 MiB", 67_108_864),
+        ("1.5kB", 1500),
+        ("2GB", 2 * 10**9),
+        ("7B", 7),
+    ],
+)
+def test_bytes_are_written_with_their_unit(tmp_path, written, expected):
+    read = load(tmp_path, SMALL + f"strategy: {{name: balanced, slice_bytes: {written}}}\n")
+    assert (read.strategy_name, read.slice_bytes) == ("balanced", expected)
+
+
+def test_a_strategy_is_a_name_or_has_slices(tmp_path):
+    named = load(tmp_path, SMALL + "strategy: balanced\n")
+    assert (named.strategy_name, named.slice_bytes) == ("balanced", None)
+    for strategy, expected in {
+        "{name: mirrored, slice_bytes: 1}": "4: strategy.name: must be one of balanced, round_robin",
+        "{name: balanced, slice_bytes: 64XB}": "4: strategy.slice_bytes: must be a number of bytes, "
+        "such as 67108864, 64MB or 64MiB",
+        "{name: balanced}": "4: strategy.slice_bytes: the key is required here",
+    }.items():
+        (fault,) = faults_of(tmp_path, SMALL + f"strategy: {strategy}\n")
+        assert starts([fault])[0].startswith(expected), fault

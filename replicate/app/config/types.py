@@ -110,7 +110,12 @@ Bytes = Annotated[
     Field(ge=1),
     pydantic.BeforeValidator(_bytes),
     pydantic.WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": f"^{_BYTES}$"}]}
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": f"^{_BYTES}$", "examples": ["64MB"]},
+            ]
+        }
     ),
 ]
 Number = Annotated[float, Field(allow_inf_nan=False)]
