@@ -210,8 +210,6 @@ class Sliced:
         places = self._by_slice(op, numbers, flat, shape[0])
         with self._beside(op):
             stitched = tf.raw_ops.DynamicStitch(indices=places, data=found)
-            if flat is ids:
-                return stitched
             return tf.reshape(stitched, tf.concat([tf.shape(ids), shape[1:]], 0))
 
     def _numbered(

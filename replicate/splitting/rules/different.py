@@ -145,11 +145,16 @@ def _segments_of_different(case: Case) -> Split:
 
 @rule_of_ids("Reshape")
 def _flat(case: Case) -> Split:
-    """What is in one dimension, and stays so."""
-    state = case.inputs[0]
-    if not _is_local(state) or case.rank(0) != 1 or case.result_rank() != 1:
-        raise WholeError("its operand is not in one dimension")
-    _check_counts(case, 1, state.source)
+    """What stays as it is: in one dimension, or beside the same dimensions of a known length."""
+    state, shape = case.inputs[0], case.op.inputs[1]
+    if not _is_local(state) or case.rank(0) != case.result_rank():
+        raise WholeError("its operand gets other dimensions")
+    if case.rank(0) > 1:
+        behind = case.facts.value(shape.op.inputs[1]) if shape.op.type == "ConcatV2" else None
+        if behind is None or [*behind] != [extent.size for extent in case.shape(0)[1:]]:
+            raise WholeError("its operand gets other dimensions")
+        shape = shape.op.inputs[0]
+    _check_counts(case, shape, state.source)
     return Split([state, OWN], [state])
 
 
@@ -160,7 +165,7 @@ def _sums(case: Case) -> Split:
     rows = without(case.state_of(made_by.inputs[0]))
     if not states.is_rows(rows):
         raise WholeError("the places are no rows'")
-    _check_counts(case, 2, made_by.outputs[0])
+    _check_counts(case, case.op.inputs[2], made_by.outputs[0])
     return Split([case.along(0, rows), case.inputs[1], OWN], [Sums(made_by.outputs[0])])
 
 
@@ -170,7 +175,7 @@ def _gradient(case: Case) -> Split:
     ids, made_by = named(case, 2), _made_by(case, 1)
     if without(case.state_of(made_by.inputs[0])) != Rows(0, ids.space):
         raise WholeError("the places are not as the numbers")
-    _check_counts(case, 3, made_by.outputs[0])
+    _check_counts(case, case.op.inputs[3], made_by.outputs[0])
     return Split(
         [_gradient_of_rows(case, ids), case.inputs[1], ids, OWN], [Sums(made_by.outputs[0])]
     )
@@ -197,9 +202,9 @@ def _gradient_of_rows(case: Case, ids: RowNumbers) -> Rows | Local:
     return rows
 
 
-def _check_counts(case: Case, n: int, source: tf.Tensor) -> None:
-    """Refuses input n if it is not the number of a device's different values."""
-    counted = spaces.counted(case, n)
+def _check_counts(case: Case, number: tf.Tensor, source: tf.Tensor) -> None:
+    """Refuses a number if it is not that of a device's different values."""
+    counted = spaces.counted(case, number)
     if counted is None or counted.source is not source:
         raise WholeError("it makes another number of sums")
 

@@ -110,7 +110,7 @@ def _range(case: Case) -> registry.Answer:
     number = case.facts.number(case.op.inputs[1])
     if SIZE in case.inputs and case.result_shape()[0].size is not None:
         return SIZE
-    local = counted(case, 1)
+    local = counted(case, case.op.inputs[1])
     if local is not None:
         return Split([case.same(0), OWN, case.same(2)], [Counted(local.source)])
     if number is None or not number.multiple:
@@ -125,9 +125,9 @@ def _range(case: Case) -> registry.Answer:
     return Split([case.same(0), view, case.same(2)], [numbers_of_all])
 
 
-def counted(case: Case, n: int) -> Local | None:
-    """Returns the state of the value of a device's own whose entries input n counts, if any."""
-    made_by = case.op.inputs[n].op
+def counted(case: Case, number: tf.Tensor) -> Local | None:
+    """Returns the state of the value of a device's own whose entries a number counts, if any."""
+    made_by = number.op
     if made_by.type == "ExpandDims":
         made_by = made_by.inputs[0].op
     if made_by.type == "StridedSlice":
@@ -136,7 +136,7 @@ def counted(case: Case, n: int) -> Local | None:
         made_by = made_by.inputs[0].op if is_first else made_by
     if made_by.type == "Cast":
         made_by = made_by.inputs[0].op
-    if made_by.type not in ("Shape", "Size") or case.inputs[n] is not SIZE:
+    if made_by.type not in ("Shape", "Size") or case.state_of(number) is not SIZE:
         return None
     if made_by.type == "Size" and case.facts.rank(made_by.inputs[0]) != 1:
         return None
