@@ -18,13 +18,16 @@ CASES: dict[str, dict] = {
         "clip_global_norm": 0.05,
     },
     "inside": {},
+    "sliced": {"optimizer_fn": lambda: tf1.train.AdagradOptimizer(0.1)},
     "one": {"optimizer_fn": lambda: tf1.train.AdamOptimizer(0.01, epsilon=1e-3), "devices": 1},
 }
 SIZES = ((2, 4, 1), (5, 3, 2))  # of the chief's and the worker's batches
 
 
 def model_of(name: str) -> Callable:
-    """Returns the model_fn of a case; its table has two parts."""
+    """Returns the model_fn of a case; its table has two parts, or is whole to the model."""
+    if name == "sliced":
+        return estimators.model
 
     def parted(features, labels, mode):
         with tf1.variable_scope("parted", partitioner=tf1.fixed_size_partitioner(2)):
@@ -39,6 +42,9 @@ def made(folder: pathlib.Path, name: str, **options) -> Any:
     """Returns the Estimator of a case in the cluster."""
     optimizer_fn = options.pop("optimizer_fn", None)
     options = {"devices": servers_task.DEVICES, **options}
+    if name == "sliced":
+        devices = options.pop("devices")
+        options["strategy"] = replicate.ParameterServerStrategy(devices, slice_bytes=1)
     return acts.made(folder, name, model_of(name), optimizer_fn, tower_building="split", **options)
 
 

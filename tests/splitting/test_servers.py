@@ -68,6 +68,9 @@ REFERENCES = {
         servers_acts.CASES["momentum"]["optimizer_fn"], servers_acts.model_of("momentum")
     ),
     "inside": lambda: servers_acts.model_of("inside"),
+    "sliced": lambda: estimators.stepping(
+        servers_acts.CASES["sliced"]["optimizer_fn"], servers_acts.model_of("sliced")
+    ),
     "one": lambda: servers_acts.model_of("inside"),
 }
 
@@ -81,6 +84,12 @@ def test_a_worker_that_splits_its_batch_is_one_device(ran, tmp_path, name):
         whole = "/".join(part for part in key.split("/") if not part.startswith("part_"))
         found[whole] = np.concatenate([found[whole], value]) if whole in found else value
     estimators.require_same(expected, found)
+
+
+def test_each_server_has_a_slice_of_each_variable(ran):
+    places = told(ran, "sliced")["places"]
+    for name in ("table", "table/Adagrad"):
+        assert [places[f"{name}/part_{n}"] for n in range(2)] == [PS[:1], PS[1:]]
 
 
 def test_parts_of_variables_take_turns_on_the_servers(ran):

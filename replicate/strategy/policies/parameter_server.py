@@ -164,7 +164,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
         cluster = clusters.of(cluster)
         self.compared = dict(compared or {})
         self._alone = LocalParameterServerStrategy(
-            devices, None, placement or "single", slice_bytes
+            devices, None, placement or "single", slice_bytes if placement else None
         )
         workers, parameters = self._alone.worker_devices, self._alone.parameter_devices
         cpus = device_names.number_of_cpus(workers)
