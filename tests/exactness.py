@@ -181,7 +181,8 @@ def values_of_variables() -> dict:
     """Returns the values of all global variables by name; of parts that of the whole variable."""
     parts: dict = {}
     for variable in tf1.global_variables():
-        parts.setdefault(operations.whole_name(variable), []).append(variable.read_value())
+        name = operations.whole_name(variable) + ":0"
+        parts.setdefault(name, []).append(variable.read_value())
     return {
         name: found[0] if len(found) == 1 else tf.concat(found, 0) for name, found in parts.items()
     }

@@ -48,9 +48,7 @@ def split(
     """
     reason = _why_whole(batch)
     mirrored = variables if strategy.keeps_copies else ()
-    slicing = slices.NOTHING
-    if strategy.slice_bytes is not None:
-        slicing = slices.Slicing(variables, strategy.slice_bytes, strategy.parameter_devices)
+    slicing = _slicing(variables, strategy)
     if reason and not any(map(slicing.is_large, variables)):
         device = strategy.worker_devices[0]
         _log.info("The model's graph runs on one device, %s: %s.", device, reason)
@@ -74,7 +72,21 @@ def split(
     sliced_variables.list_slices(result.sliced, slicing)
     _tell(result, strategy)
     spec = _replaced(spec, _moved(groups, result.fetch))
-    key, hooks = _HOOKS[spec.mode], []
+    return _with_hooks(spec, result)
+
+
+def _slicing(
+    variables: Sequence[tf.Variable], strategy: base.DistributionStrategy
+) -> slices.Slicing:
+    """Returns which variables a strategy wants to be cut."""
+    if strategy.slice_bytes is None:
+        return slices.NOTHING
+    return slices.Slicing(variables, strategy.slice_bytes, strategy.parameter_devices)
+
+
+def _with_hooks(spec: types.EstimatorSpec, result: splitter.Result) -> types.EstimatorSpec:
+    """Returns a spec with hooks for what other hooks do to variables with copies or slices."""
+    key, hooks = _HOOKS[spec.mode], list[tf1.train.SessionRunHook]()
     if result.copies:
         hooks.append(mirrored_variables.WritesHook(result.copies, result.made))
     if result.sliced.variables:
