@@ -542,10 +542,9 @@ def test_a_strategy_is_a_name_or_has_slices(tmp_path):
     named = load(tmp_path, SMALL + "strategy: balanced\n")
     assert (named.strategy_name, named.slice_bytes) == ("balanced", None)
     for strategy, expected in {
-        "{name: mirrored, slice_bytes: 1}": "4: strategy.name: must be one of balanced, round_robin",
-        "{name: balanced, slice_bytes: 64XB}": "4: strategy.slice_bytes: must be a number of bytes, "
-        "such as 67108864, 64MB or 64MiB",
-        "{name: balanced}": "4: strategy.slice_bytes: the key is required here",
+        "{name: mirrored, slice_bytes: 1}": "name: must be one of balanced, round_robin",
+        "{name: balanced, slice_bytes: 64XB}": "slice_bytes: must be a number of bytes, such as ",
+        "{name: balanced}": "slice_bytes: the key is required here",
     }.items():
         (fault,) = faults_of(tmp_path, SMALL + f"strategy: {strategy}\n")
-        assert starts([fault])[0].startswith(expected), fault
+        assert fault.startswith(f"c.yaml:4: strategy.{expected}")

@@ -12,7 +12,7 @@ import pytest
 from replicate.app.command import cli
 from replicate.app.config import config
 from replicate.compat.tensorflow import tf, tf1
-from replicate.examples import tagger, wide_and_deep
+from replicate.examples import recommender, tagger, wide_and_deep
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = sorted(path.name for path in ROOT.glob("configs/*.yaml"))
@@ -21,6 +21,7 @@ METRICS = {  # of an evaluation, besides loss and global_step
     "canned.yaml": {"accuracy", "average_loss"},
     "digits-mirrored.yaml": {"accuracy"},
     "digits.yaml": {"accuracy"},
+    "recommender.yaml": {"auc"},
     "tagger.yaml": {"word_accuracy"},
     "wide-and-deep.yaml": {"accuracy", "auc"},
 }
@@ -55,7 +56,7 @@ def test_every_config_says_what_to_expect():
         assert "at least" in head, name
 
 
-@pytest.mark.thorough("canned.yaml")
+@pytest.mark.thorough("canned.yaml", "recommender.yaml")
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning")
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "digits.yaml"])
 def test_some_steps_of_every_example(name, tmp_path, capsys):
@@ -99,8 +100,22 @@ def test_what_examples_are_trained_on_is_not_tested_on():
     for name in CONFIGS:
         settings = config.load(f"configs/{name}")
         trained, tested = settings.train.input, settings.eval.input
+        if trained.kind == "function":
+            continue
         rows = (getattr(trained, "rows", None), getattr(tested, "rows", None))
         assert trained.file != tested.file or rows[0][1] <= rows[1][0]
+
+
+def test_clicks_are_others_in_each_mode_and_the_same_ones_in_each_run(fresh_graph):
+    def clicks(mode):
+        rows = recommender.input_fn(mode, {"examples": 50}).batch(50)
+        return tf1.data.make_one_shot_iterator(rows).get_next()
+
+    made = [clicks(mode) for mode in ("train", "train", "eval", "infer")]
+    with tf1.Session() as session:
+        first, again, *others = [features["user"].tolist() for features, _ in session.run(made)]
+    assert first == again
+    assert len({tuple(users) for users in (first, *others)}) == 3
 
 
 def test_the_package_brings_the_data_and_all_are_small():

@@ -96,7 +96,8 @@ def rules_of(root, part):
     }
     if "if" in part:
         yield lambda v: fits(root, part["then" if fits(root, part["if"], v) else "else"], v)
-    said_elsewhere = ("$defs", "$schema", "default", "description", "title", "if", "then", "else")
+    said_elsewhere = ("$defs", "$schema", "default", "description", "title", "examples")
+    said_elsewhere += ("if", "then", "else")
     for keyword, said in part.items():
         if keyword not in said_elsewhere:
             yield lambda v, keyword=keyword, said=said: known[keyword](v, said)
