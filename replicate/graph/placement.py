@@ -154,6 +154,11 @@ def _shape_and_dtype(op: tf.Operation) -> tuple[tf.TensorShape | None, tf.DType 
     return shape, dtype
 
 
+def host_of(device: str) -> str:
+    """Returns the CPU of the machine that a device is in."""
+    return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
+
+
 @functools.lru_cache(maxsize=4096)  # asked for each operation, of few devices
 def merged(default: str, named: str | None) -> str:
     """Merges a device with what the user named, whose parts win."""

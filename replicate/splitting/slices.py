@@ -96,7 +96,8 @@ class Sliced:
         self._handles: dict[tuple[Any, int], tf.Tensor] = {}
         self._cuts: dict[tuple[Any, int], tf.Tensor | None] = {}
         self._parts: dict[tuple[object, ...], list[tf.Tensor]] = {}
-        for holder in self.variables:
+        for holder, variable in self.variables.items():
+            _begin_on_host(variable.initial_value)
             for k, device in enumerate(self._devices):
                 self._handles[holder.outputs[0].ref(), k] = self._holder(holder, k, device)
 
@@ -350,6 +351,13 @@ class Sliced:
         with self._beside(op, device):
             kinds, attributes = [op.outputs[0].dtype], nodes.attributes_of(op)
             return replacing.create(op.type, inputs, kinds, attributes)[0]
+
+
+def _begin_on_host(value: tf.Tensor) -> None:
+    """Makes a variable's first value, which has all rows, where there is most memory."""
+    for op in operations.made_from([value]):
+        if op.type not in placement.VARIABLE_TYPES and operations.variable_of(op) is None:
+            op._set_device(placement.host_of(op.device))
 
 
 def _cuttable(slicing: Slicing) -> Mapping[tf.Operation, tf.Variable]:

@@ -151,6 +151,18 @@ def test_the_balance_counts_no_variable_that_is_cut(fresh_graph):
     assert biases == [f"/device:CPU:{k}" for k in range(K)]
 
 
+@pytest.mark.filterwarnings("ignore:.*GPU")
+def test_the_first_value_is_made_on_the_host(fresh_graph):
+    gpus = parameter_server.LocalParameterServerStrategy(
+        ["/gpu:0", "/gpu:1"], placement="balanced", slice_bytes=1
+    )
+    built(of(of_dense_ids), gpus)
+    parts = tf1.trainable_variables()
+    assert [part.device for part in parts] == ["/device:GPU:0", "/device:GPU:1"]
+    assert parts[0].initial_value.shape == [ROWS, WIDTH]
+    assert parts[0].initial_value.device == "/device:CPU:0"
+
+
 # Checkpoints and exports.
 
 
