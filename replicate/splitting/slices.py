@@ -85,12 +85,14 @@ class Sliced:
 
     Attributes:
         variables: The variables that are cut, by what holds them whole: nothing uses that.
+        joined: The values of whole variables, of which slices are put together.
     """
 
     def __init__(self, graph: tf.Graph, slicing: Slicing):
         self._graph = graph
         self._devices = slicing.devices
         self.variables = _cuttable(slicing)
+        self.joined: list[tf.Tensor] = []
         self._moved: Moved = {}
         self._seen: set[tf.Operation] = set()
         self._handles: dict[tuple[Any, int], tf.Tensor] = {}
@@ -195,6 +197,8 @@ class Sliced:
             if op.type != "ReadVariableOp":
                 return tf.reduce_all(tf.stack(parts))
             whole = tf.concat(parts, 0)
+        if op._get_control_flow_context() is None:
+            self.joined.append(whole)
         self._cuts |= {(whole.ref(), k): part for k, part in enumerate(parts)}
         return whole
 

@@ -204,7 +204,13 @@ class _Plan:
             self._graph, known, structure, self.place.num_devices, static_rows
         )
         self._analysis = analyses.Analysis(
-            found.given, batch, facts, self._assumptions, copies, asked.random_numbers
+            found.given,
+            batch,
+            facts,
+            self._assumptions,
+            copies,
+            self.sliced.joined,
+            asked.random_numbers,
         )
 
     def write(self) -> tuple[writer.Writer, list[list[Waited]]]:

@@ -11,7 +11,7 @@ from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 
 PARAMETER_DEVICE = "/device:CPU:0"
-SLICE_BYTES = 2**20  # of the subject ours:sliced, which is "balanced" with slices
+SLICE_BYTES = 2**17  # of the subject ours:sliced, which is "balanced" with slices
 
 
 class Built(NamedTuple):
