@@ -61,7 +61,6 @@ class Analysis:
         facts: What is known for every size of the batch.
         assumptions: What is assumed of the graph's loops, stacks and lists.
         mirrored: The variables of which each device has a copy.
-        joined: Values of slices that are put together: each device does that for itself.
         random_numbers: `"one_device"` or `"per_device"`.
 
     Attributes:
@@ -78,7 +77,6 @@ class Analysis:
         facts: known.Facts,
         assumptions: loops.Assumptions,
         mirrored: mirroring.Mirrored,
-        joined: Sequence[tf.Tensor],
         random_numbers: str,
     ):
         self.given: Mapping[Hashable, Given] = {each.tensor.ref(): each for each in given}
@@ -87,7 +85,6 @@ class Analysis:
         self.structure = assumptions.structure
         self.assumptions = assumptions
         self.mirrored = mirrored
-        self._joined = joined
         self._random_numbers = random_numbers
         self._spaces: dict[Hashable, Space] = {}
         self._aside: Set[tf.Operation] = frozenset()
@@ -100,9 +97,9 @@ class Analysis:
         # NOTE: by `id`, which is fast; tensors live as long as the graph.
         self._states = {id(each.tensor): each.state for each in self.given.values()}
         self._at_hand = set(self._states)
-        self._states |= {id(op.outputs[0]): COPIED for op in self.mirrored.handles}
-        self._states |= {id(each): COPIED for each in self._joined}
-        self.how |= {each.op: COPIED for each in self._joined}
+        joined = self.mirrored.joined
+        self._states |= {id(op.outputs[0]): COPIED for op in (*self.mirrored.handles, *joined)}
+        self.how |= dict.fromkeys(joined, COPIED)
         self._of_batch: set[tf.Operation] = set()  # what runs once on values as large as the batch
         self.assumptions.go_back(0, {})
         self.facts.begin(self.state)

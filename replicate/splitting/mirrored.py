@@ -19,8 +19,10 @@ class Mirrored:
         structure: Its loops.
         variables: The variables, on the first device.
         devices: The devices.
+        joined: What puts the slices of variables together, which each device does for itself.
 
     Attributes:
+        joined: As given.
         handles: What holds the variables.
         writes: What writes them, in order.
         functions: The functions of later devices.
@@ -32,7 +34,9 @@ class Mirrored:
         structure: loops.Structure,
         variables: Sequence[tf.Variable],
         devices: Sequence[str],
+        joined: Sequence[tf.Operation] = (),
     ):
+        self.joined = joined
         self._structure = structure
         self._devices = devices
         self.functions = own_functions.OwnFunctions(graph, devices)

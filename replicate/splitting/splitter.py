@@ -191,7 +191,8 @@ class _Plan:
         structure = loops.Structure(self._graph, effects.with_behind(self._graph, tensors))
         self._assumptions = loops.Assumptions(structure)
         self._groups = [[moved_to(self.moved, each) for each in group] for group in asked.groups]
-        copies = mirroring.Mirrored(self._graph, structure, asked.mirrored, asked.devices)
+        joined = [tensor.op for tensor in self.sliced.joined]
+        copies = mirroring.Mirrored(self._graph, structure, asked.mirrored, asked.devices, joined)
         handles = [op.outputs[0] for op in copies.handles]
         static_rows, number = asked.static_rows, len(asked.devices)
         self._ops, self._aside = _order(tensors, handles, structure, self.moved, static_rows)
@@ -204,13 +205,7 @@ class _Plan:
             self._graph, known, structure, self.place.num_devices, static_rows
         )
         self._analysis = analyses.Analysis(
-            found.given,
-            batch,
-            facts,
-            self._assumptions,
-            copies,
-            self.sliced.joined,
-            asked.random_numbers,
+            found.given, batch, facts, self._assumptions, copies, asked.random_numbers
         )
 
     def write(self) -> tuple[writer.Writer, list[list[Waited]]]:
