@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import get_args
 
 import pydantic
 import pytest
@@ -192,6 +193,8 @@ model_dir=~nobody-is-called-so/runs | model_dir: must be a path in a home folder
 train.input={kind: tfrecord, file: x, features: {a: {dtype: int64, default: [1, 2]}}} | be int64
 train.input={kind: tfrecord, file: x, features: {a: {dtype: int64, kind: sparse, shape: [2]}}} | kin
 train.input={kind: tfrecord, file: x, features: {a: {dtype: int64, default: {}}}} | got {}.
+train.input={CSV gs://a/b.csv} | train.input.file: must be on this machine: tfrecord alone is read
+train.input={kind: npz, file: 'gs://a/b.npz'} | train.input.file: must be on this machine
 params=[] | params: must be a mapping of keys to values, got [].
 run={threads: 1} | run.threads: unknown key. Known: allow_soft_placement, gpu_allow_growth, inter_
 random_number=one_device | random_number: unknown key. Did you mean random_numbers?
@@ -460,7 +463,7 @@ configs = st.fixed_dictionaries(
         "params": st.dictionaries(texts.filter(bool), plain_values, max_size=4),
         "devices": st.sampled_from(["auto", ["/gpu:0", "CPU:1"], {"gpu": 4}, {"cpu": 2}, 3]),
         "loss_reduction": st.sampled_from([None, "sum", "mean"]),
-        "strategy": st.sampled_from([None, *catalog.STRATEGIES]),
+        "strategy": st.sampled_from([None, *get_args(catalog.Strategy)]),
         "accumulate_steps": st.integers(1, 9),
         "clip_global_norm": st.none() | st.floats(1e-6, 1e6),
         "seed": st.none() | st.integers(0, 2**31),

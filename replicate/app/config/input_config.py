@@ -23,6 +23,17 @@ _Files = Annotated[
 ]
 _Row = types.NotNegative | None
 
+
+def _of_this_machine(paths: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """Takes paths that Python opens: TensorFlow alone knows other file systems."""
+    for path in (paths,) if isinstance(paths, str) else paths:
+        if "://" in path:
+            raise ValueError("must be on this machine: tfrecord alone is read from elsewhere")
+    return paths
+
+
+_LOCAL = pydantic.AfterValidator(_of_this_machine)
+
 _I = TypeVar("_I", bound="Input")
 _L = TypeVar("_L", bound="Labelled")
 
@@ -118,7 +129,7 @@ class Table(Labelled):
     """What an input of columns has."""
 
     NAMED = "columns"
-    file: _Files
+    file: Annotated[_Files, _LOCAL]
     """One path, or several, read one after the other; `*` and `?` stand for any characters."""
     columns: types.Named[catalog.Dtype]
     """The columns to read, each with its dtype; those of Parquet may be lists of one length."""
@@ -179,7 +190,7 @@ class Npz(Input):
 
     kind: Literal["npz"] = "npz"
     """npz: a NumPy archive."""
-    file: types.FilePath
+    file: Annotated[types.FilePath, _LOCAL]
     """The path."""
     features: types.Text | types.Several[types.Text] | types.Named[types.Text] | None = None
     """Array names as a list, or feature name to array name: features are a dict; one name as a
