@@ -1,24 +1,22 @@
 """How many workers there are after a loss, and when lost ones return: by a clock set by hand."""
 
+import types
+
 import pytest
 
 from replicate.app.cluster import places
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
+@pytest.fixture(name="clock", autouse=True)
+def make_clock(monkeypatch):
+    """Returns what tells the time, which passes when a test says so."""
+    clock = types.SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(places, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
 
 
 def of(least, most):
-    """Returns places, and their clock."""
-    clock = Clock()
-    return places.Places(places.Size(least, most), clock), clock
+    return places.Places(places.Size(least, most))
 
 
 def absence(found, clock):
@@ -31,13 +29,13 @@ def absence(found, clock):
 
 
 def test_delays_double_with_each_restart():
-    found, _ = of(1, 1)
+    found = of(1, 1)
     assert [found.lose(1) for _ in range(8)] == [1, 2, 4, 8, 16, 30, 30, 30]
     assert found.restarts == 8
 
 
-def test_a_fixed_number_stays_and_nobody_is_due():
-    found, clock = of(2, 2)
+def test_a_fixed_number_stays_and_nobody_is_due(clock):
+    found = of(2, 2)
     for lost in (1, 1, 2, 0):
         assert found.lose(lost) > 0
         clock.now += 10_000
@@ -45,7 +43,7 @@ def test_a_fixed_number_stays_and_nobody_is_due():
 
 
 def test_those_that_are_left_go_on_at_once_down_to_the_least():
-    found, _ = of(2, 4)
+    found = of(2, 4)
     assert (found.lose(1), found.up) == (0, 3)
     assert (found.lose(1), found.up) == (0, 2)
     assert (found.lose(1), found.up) == (4, 2)  # a lost one is tried again, after 4 s
@@ -54,19 +52,19 @@ def test_those_that_are_left_go_on_at_once_down_to_the_least():
 
 
 def test_several_may_be_lost_at_once():
-    found, _ = of(1, 4)
+    found = of(1, 4)
     assert (found.lose(2), found.up, found.restarts) == (0, 2, 1)
 
 
-def test_what_is_no_worker_takes_no_place_but_a_delay():
-    found, clock = of(1, 2)
+def test_what_is_no_worker_takes_no_place_but_a_delay(clock):
+    found = of(1, 2)
     assert (found.lose(0), found.up) == (1, 2)
     clock.now += 10_000
     assert not found.is_one_due
 
 
-def test_lost_ones_stay_out_twice_as_long_with_each_restart():
-    found, clock = of(1, 2)
+def test_lost_ones_stay_out_twice_as_long_with_each_restart(clock):
+    found = of(1, 2)
     absences = []
     for _ in range(7):
         found.lose(1)
@@ -76,8 +74,8 @@ def test_lost_ones_stay_out_twice_as_long_with_each_restart():
     assert absences == [30, 60, 120, 240, 480, 600, 600]
 
 
-def test_all_return_together_and_what_has_just_begun_is_left_alone():
-    found, clock = of(1, 4)
+def test_all_return_together_and_what_has_just_begun_is_left_alone(clock):
+    found = of(1, 4)
     found.lose(1)
     clock.now += 25
     found.lose(1)  # 5 s before the first one was due

@@ -1,7 +1,6 @@
-"""How many workers a launched cluster has, and when: plain arithmetic, with a clock passed in."""
+"""How many workers a launched cluster has, and when: plain arithmetic."""
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 # Seconds before a restart, and before lost workers may return; twice as many with each restart.
@@ -37,19 +36,17 @@ class Places:
 
     Args:
         size: How many there are.
-        clock: Returns seconds.
 
     Attributes:
         up: How many are up.
         restarts: How many restarts there were.
     """
 
-    def __init__(self, size: Size, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, size: Size):
         self.up = size.most
         self.restarts = 0
         self._size = size
-        self._clock = clock
-        self._back = clock()
+        self._back = time.monotonic()
 
     def lose(self, count: int) -> float:
         """Takes note of lost workers; returns how many seconds later all others are to be started.
@@ -62,13 +59,13 @@ class Places:
         is_enough = count > 0 and self.up - count >= self._size.least
         delay = 0.0 if is_enough else min(FIRST_DELAY * growth, LONGEST_DELAY)
         self.up = max(self.up - count, self._size.least)
-        self._back = self._clock() + delay + min(FIRST_ABSENCE * growth, LONGEST_ABSENCE)
+        self._back = time.monotonic() + delay + min(FIRST_ABSENCE * growth, LONGEST_ABSENCE)
         return delay
 
     @property
     def is_one_due(self) -> bool:
         """Whether workers that were lost may return."""
-        return self.up < self._size.most and self._back <= self._clock()
+        return self.up < self._size.most and self._back <= time.monotonic()
 
     def take_in(self) -> None:
         """Lets all return that were lost."""

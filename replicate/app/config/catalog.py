@@ -96,7 +96,6 @@ SCHEDULES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 Strategy = Literal[
     "parameter_server", "round_robin", "balanced", "mirrored", "one_device", "multi_worker"
 ]
-STRATEGIES: Final = get_args(Strategy)
 
 Dtype = Literal[
     "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "string", "uint8"
