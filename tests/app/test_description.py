@@ -5,20 +5,19 @@ import json
 import numpy as np
 import pytest
 
+from replicate import estimator
 from replicate.app.command import cli
 from replicate.app.config import config
 from replicate.app.inspect import description
-from replicate.compat.tensorflow import tf1
-
-MODEL = '''
-from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
+
 
 def dense(features, labels, mode, params):
     """y = x W + b, W of shape [3, 2]; loss is the mean square."""
     y = tf1.layers.dense(features["x"], 2, name="dense")
     loss = tf1.reduce_mean(tf1.square(y - labels))
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+
 
 def noisy(features, labels, mode, params):
     """As dense, with a number added to each entry of y."""
@@ -27,6 +26,7 @@ def noisy(features, labels, mode, params):
     loss = tf1.reduce_mean(tf1.square(y + noise - labels))
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
 
+
 def bag(features, labels, mode, params):
     """y sums what a table has for each word; a text may have any number of words."""
     table = tf1.get_variable("table", [10, 2])
@@ -34,13 +34,15 @@ def bag(features, labels, mode, params):
     loss = tf1.reduce_mean(tf1.square(y - labels))
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
 
+
 def texts():
     rows = tf.data.Dataset.range(1, 7).map(lambda n: (tf.zeros([n], tf.int64), tf.zeros([2])))
     return rows.padded_batch(6).map(lambda words, y: ({"words": words}, y)).repeat()
-'''
 
+
+HERE = __name__
 CONFIG = """
-model_fn: described_model:dense
+model_fn: tests.app.test_description:dense
 optimizer: {name: Momentum, learning_rate: 0.1, momentum: 0.9}
 devices: [/cpu:0, /cpu:1]
 train:
@@ -55,7 +57,6 @@ FIRST, SECOND = "/device:CPU:0", "/device:CPU:1"
 def make_folder(tmp_path_factory):
     """Returns a folder with the model, its data and its config."""
     folder = tmp_path_factory.mktemp("described")
-    (folder / "described_model.py").write_text(MODEL)
     (folder / "dense.yaml").write_text(CONFIG)
     np.savez(folder / "d.npz", x=np.zeros([6, 3], np.float32), y=np.zeros([6, 2], np.float32))
     return folder
@@ -143,7 +144,7 @@ def test_a_bound_is_rounded_up(describe):
 
 
 def test_what_only_a_run_can_size_is_counted_apart(describe):
-    found = describe("model_fn=described_model:bag", "train.input=described_model:texts")
+    found = describe(f"model_fn={HERE}:bag", f"train.input={HERE}:texts")
     # The words are looked up where the table is. To the second tower: its texts' words and what
     # was found for them, both as many as the longest text has; its 16 of 32 labels; some numbers.
     assert found.unsized >= 2
@@ -167,7 +168,7 @@ def test_one_device_is_told_by_its_name(describe):
 
 
 def test_what_is_whole_of_a_split_graph_is_told_with_the_reason(describe):
-    noisy = "model_fn=described_model:noisy"
+    noisy = "model_fn=tests.app.test_description:noisy"
     found = describe("random_numbers=one_device", noisy)
     (drawn,) = found.split.whole
     assert (drawn.name, drawn.type) == ("noise/RandomUniform", "RandomUniform")
@@ -177,7 +178,7 @@ def test_what_is_whole_of_a_split_graph_is_told_with_the_reason(describe):
 
 
 def test_the_command_prints_what_is_split(folder, capsys):
-    line = ["describe", str(folder / "dense.yaml"), "--model_fn", "described_model:noisy"]
+    line = ["describe", str(folder / "dense.yaml"), "--model_fn", f"{HERE}:noisy"]
     line += ["--random_numbers", "one_device"]
     assert cli.main(line) == 0
     shown = capsys.readouterr().out
@@ -227,7 +228,7 @@ def test_machines_get_one_document(folder, capsys):
         (["--png", "d.jpg"], 2, "must end in .png, got 'd.jpg'"),
         (["--set", "train=null"], 2, "train: this section is required. Add it."),
         (["--set", "devices=[/cpu:0, /cpu:99]"], 1, "has no /device:CPU:99"),
-        (["--set", "model_fn=described_model:dens"], 1, "Did you mean dense?"),
+        (["--set", "model_fn=tests.app.test_description:dens"], 1, "Did you mean dense?"),
         (["--png", "/none/d.png"], 1, "--png /none/d.png: must be a file that can be written"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import signal
 
@@ -12,14 +13,9 @@ from replicate import errors, estimator
 from replicate.app.command import cli
 from replicate.app.config import config
 from replicate.app.training import exports
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import predictor as predictors
 
-MODEL = '''
-import os
-import signal
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
 
 def slope(features, labels, mode, params):
     """y = w x, w = 0 at first; the loss is w, so that each step takes the rate from w."""
@@ -28,10 +24,10 @@ def slope(features, labels, mode, params):
     if mode == estimator.ModeKeys.PREDICT:
         if params.get("signal"):
             os.kill(os.getpid(), getattr(signal, params["signal"]))
-        doubled = estimator.export.PredictOutput({"doubled": 2.0 * y})
-        outputs = {"serving_default": estimator.export.PredictOutput({"y": y, "x": features["x"]}),
-                   "doubled": doubled}
-        return estimator.EstimatorSpec(mode, {"y": y, "x": features["x"]}, export_outputs=outputs)
+        found = {"y": y, "x": features["x"]}
+        outputs = {"serving_default": found, "doubled": {"doubled": 2.0 * y}}
+        outputs = {key: estimator.export.PredictOutput(one) for key, one in outputs.items()}
+        return estimator.EstimatorSpec(mode, found, export_outputs=outputs)
     loss = tf.reduce_mean(tf.reduce_sum(w) * labels)
     step = tf.cast(tf1.train.get_global_step(), tf.float32)
     score = tf1.metrics.mean(-tf.abs(step - 6.0))
@@ -39,10 +35,10 @@ def slope(features, labels, mode, params):
     nothing = tf1.metrics.mean(step * float("nan"))
     metrics = {"score": score, "both": both, "nothing": nothing}
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
-'''
+
 
 CONFIG = """
-model_fn: slope_model:slope
+model_fn: tests.app.test_exports:slope
 optimizer: {name: GradientDescent, learning_rate: 0.1}
 devices: [/cpu:0, /cpu:1]
 train:
@@ -66,7 +62,6 @@ BEST = "export.exporters=[{{kind: best, metric: {}, higher_is_better: true}}]"
 def make_folder(tmp_path_factory):
     """Returns a folder with a model, its data, an asset and its config."""
     folder = tmp_path_factory.mktemp("slope")
-    (folder / "slope_model.py").write_text(MODEL)
     (folder / "slope.yaml").write_text(CONFIG)
     (folder / "words.txt").write_text("one\ntwo\n")
     x = np.float32([1, 2, 3, 4])

@@ -1,65 +1,40 @@
 """What becomes of a run whose files are damaged, or whose numbers are none any more."""
 
 import json
-import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 
-from replicate.app.command import cli
+from replicate import estimator
 from replicate.app.runs import checkpoints
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
+from tests.app import line
+from tests.app.line import WEIGHTS
 
 TOP = pathlib.Path(__file__).parents[2]
-MODEL = """
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
+HERE = __name__
 
-def line(features, labels, mode, params):
-    w = tf1.get_variable(params.get("variable", "w"), [], initializer=tf1.zeros_initializer())
-    y = w * features["x"]
-    if mode == estimator.ModeKeys.PREDICT:
-        return estimator.EstimatorSpec(mode, {"y": y})
-    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
-    if params:  # at the third step: the loss, or its gradient alone
-        third = tf.equal(tf1.train.get_global_step(), 2)
-        loss += tf.where(third, float(params.get("odd", 0)), 0.0) * w
-        if params.get("steep"):  # 0, of a gradient that is 0 as well, but 0 * infinity
-            change, is_other = w - tf.stop_gradient(w), tf.where(third, 0.0, 1.0)
-            loss += tf.sqrt((change + 1.0) * is_other) - is_other - change / 2.0
-    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
-"""
-CONFIG = """
-model_fn: model_of_faults:line
-optimizer: {name: GradientDescent, learning_rate: 0.1}
-devices: [/cpu:0, /cpu:1]
-train:
-  steps: 4
-  save_checkpoints_steps: 2
-  input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 4, shuffle: false}
-eval: {input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 3}}
-predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 3}}
-export: {}
-"""
 
-# x = 1, 2, 3, 4 and y = 2 x: the gradient is mean(x^2) (w - 2) = 7.5 (w - 2), so at rate
-# 0.1 each step leaves a quarter of w - 2: w = 2 - 2 / 4^n after n steps.
-WEIGHTS = {2: 2 - 2 / 4**2, 4: 2 - 2 / 4**4}
+def odd(features, labels, mode, params):
+    """The line, whose loss, or its gradient alone, is no number at the third step."""
+    spec = line.line(features, labels, mode, params)
+    if spec.loss is None or not params:
+        return spec
+    (w,) = tf1.trainable_variables()
+    third = tf.equal(tf1.train.get_global_step(), 2)
+    loss = spec.loss + tf.where(third, float(params.get("odd", 0)), 0.0) * w
+    if params.get("steep"):  # 0, of a gradient that is 0 as well, but 0 * infinity
+        change, is_other = w - tf.stop_gradient(w), tf.where(third, 0.0, 1.0)
+        loss += tf.sqrt((change + 1.0) * is_other) - is_other - change / 2.0
+    return spec._replace(loss=loss)
 
 
 @pytest.fixture(name="trained", scope="module")
 def train_once(tmp_path_factory):
     """Returns the folder of a config after a training: checkpoints of steps 0, 2 and 4."""
-    folder = tmp_path_factory.mktemp("faults")
-    (folder / "model_of_faults.py").write_text(MODEL)
-    (folder / "c.yaml").write_text(CONFIG)
-    x = np.float32([1, 2, 3, 4])
-    np.savez(folder / "d.npz", x=x, y=2 * x)
+    folder = line.write(tmp_path_factory.mktemp("faults"), f"model_fn: {HERE}:odd\n")
     assert run(folder, "train") == 0
     return folder
 
@@ -72,8 +47,7 @@ def copy(trained, tmp_path):
 
 def run(folder, command, *options, model_dir="run"):
     """Runs a command on the config; returns the exit code."""
-    where = ["--quiet", "--model-dir", str(folder / model_dir)]
-    return cli.main([command, str(folder / "c.yaml"), *where, *options])
+    return line.run(folder, command, "--quiet", *options, model_dir=model_dir)
 
 
 def damage(model_dir, how, step=4):
@@ -98,6 +72,7 @@ def weight(model_dir):
     return tf.train.load_checkpoint(str(model_dir)).get_tensor("w")
 
 
+@pytest.mark.thorough("flipped", "no index")
 @pytest.mark.parametrize("how", ["flipped", "truncated", "torn index", "no data", "no index"])
 def test_a_training_falls_back_to_the_checkpoint_before(trained, model_dir, caplog, how):
     damage(model_dir, how)
@@ -111,7 +86,7 @@ def test_a_training_falls_back_to_the_checkpoint_before(trained, model_dir, capl
 def test_a_training_of_which_nothing_names_the_newest_checkpoint_goes_on(trained, model_dir):
     damage(model_dir, "torn state")
     assert run(trained, "train", "--train.steps", "6", model_dir=model_dir) == 0
-    assert weight(model_dir) == pytest.approx(2 - 2 / 4**6, rel=1e-6)
+    assert weight(model_dir) == pytest.approx(WEIGHTS[6], rel=1e-6)
 
 
 def test_a_training_falls_back_over_several(trained, model_dir, caplog):
@@ -145,23 +120,11 @@ def test_a_chief_falls_back_and_has_all_tasks_begin_again(trained, model_dir, ca
     assert checkpoints.step_of(str(model_dir)) == 2
 
 
-@pytest.mark.thorough
-def test_a_cluster_falls_back_and_starts_again(trained, model_dir):
-    damage(model_dir, "flipped")
-    line = [sys.executable, "-m", "replicate", "launch", str(trained / "c.yaml"), "--workers=2"]
-    line += ["--restarts=1", "--train.steps=6", "--devices={cpu: 2}"]
-    line += ["--model-dir", str(model_dir)]
-    ours = {**os.environ, "PYTHONPATH": str(TOP)}
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, env=ours)
-    assert done.returncode == 0, done.stderr
-    assert f"The same command continues from {model_dir}/model.ckpt-2." in done.stderr
-    assert "restart 1 of 1 from step 2" in done.stderr
-    assert weight(model_dir) == pytest.approx(2 - 2 / 4**6, rel=1e-6)
-    assert list(model_dir.glob("*.damaged"))
-
-
-@pytest.mark.parametrize("how", ["flipped", "no index", "torn state"])
-@pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
+# Each command opens a checkpoint in the same place, whatever is wrong with it.
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [("evaluate", "flipped"), ("predict", "no index"), ("export", "torn state")],
+)
 def test_what_reads_a_checkpoint_takes_the_one_before(
     trained, model_dir, caplog, capsys, command, how
 ):
@@ -208,10 +171,6 @@ def test_weights_that_are_not_finite_are_not_saved(trained, tmp_path, capsys, st
     assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
 
 
-PACKED = """
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
-
 def scored(features, labels, mode, params):
     if params["one_row"]:
         features, labels = {name: one[0] for name, one in features.items()}, labels[0]
@@ -219,21 +178,22 @@ def scored(features, labels, mode, params):
     y = w * (features["nodes"] + tf.reduce_sum(features["edges"]))
     return estimator.EstimatorSpec(mode, {"y": y}, tf.reduce_mean((y - labels) ** 2), tf1.no_op())
 
+
 def graphs(params):
     def packed():
         yield {"nodes": [1.0, 2.0, 3.0], "edges": [0.5, 0.5]}, [2.0, 3.0, 4.0]
+
     size = tf.TensorSpec([None])
     lengths = ({"nodes": size, "edges": size}, size)
     found = tf.data.Dataset.from_generator(packed, output_signature=lengths).repeat()
     return found.batch(1) if params["one_row"] else found
-"""
 
 
 @pytest.mark.parametrize("one_row", ["false", "true"])
 def test_features_that_have_other_rows_are_told_in_one_line(trained, tmp_path, capsys, one_row):
-    (trained / "packed_model.py").write_text(PACKED)
-    given = ["--model_fn", "packed_model:scored", f"--params.one_row={one_row}", "--eval", "null"]
-    given += ["--train.input", "{kind: function, function: 'packed_model:graphs', batched: true}"]
+    given = ["--model_fn", f"{HERE}:scored", f"--params.one_row={one_row}", "--eval", "null"]
+    source = f"{{kind: function, function: '{HERE}:graphs', batched: true}}"
+    given += ["--train.input", source]
     given += ["--export", "null", "--train.steps", "1"]
     code = run(trained, "train", *given, model_dir=tmp_path / "run")
     (*_, last) = ["", *capsys.readouterr().err.splitlines()]
@@ -248,10 +208,6 @@ def test_features_that_have_other_rows_are_told_in_one_line(trained, tmp_path, c
         )
 
 
-MASKED = """
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
-
 def masked(features, labels, mode):
     w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
     mask = tf1.get_variable("mask", initializer=tf.constant([0.0, float("-inf")]))
@@ -259,12 +215,10 @@ def masked(features, labels, mode):
         return estimator.EstimatorSpec(mode, {"w": w * features["x"]})
     loss = tf1.reduce_mean(tf1.square(w * features["x"] - labels)) + mask[0] * 0.0
     return estimator.EstimatorSpec(mode, {"w": w}, loss, tf1.no_op())
-"""
 
 
 def test_weights_may_be_infinite_from_their_beginning(trained, tmp_path):
-    (trained / "masked_model.py").write_text(MASKED)
-    given = ["--model_fn", "masked_model:masked"]
+    given = ["--model_fn", f"{HERE}:masked"]
     assert run(trained, "train", *given, model_dir=tmp_path / "run") == 0
 
 
@@ -281,10 +235,6 @@ def test_what_may_pass_is_no_damage(model_dir, monkeypatch, reason):
     assert not checkpoints._is_damaged(str(model_dir / "model.ckpt-4"))
 
 
-TWICE = """
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
-
 def twice(features, labels, mode):
     w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
     if labels is None:
@@ -295,12 +245,10 @@ def twice(features, labels, mode):
     with tf1.control_dependencies([first]):
         second = tf1.train.GradientDescentOptimizer(0.01).minimize(loss, step)
     return estimator.EstimatorSpec(mode, {"w": w}, loss, tf1.group(first, second))
-"""
 
 
 def test_steps_that_read_no_batch_are_told(trained, tmp_path, caplog):
-    (trained / "twice_model.py").write_text(TWICE)
-    given = ["--model_fn", "twice_model:twice", "--set", "optimizer=null"]
+    given = ["--model_fn", f"{HERE}:twice", "--set", "optimizer=null"]
     assert run(trained, "train", *given, model_dir=tmp_path / "run") == 0
     found = re.search(r"a batch for each step, and here (\d+) steps read (\d+):", caplog.text)
     assert int(found[1]) == 2 * int(found[2])

@@ -5,12 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from replicate.app.command import cli
-from replicate.compat.tensorflow import tf
-
-MODEL = '''
 from replicate import estimator
-from replicate.compat.tensorflow import tf1
+from replicate.app.command import cli
+from replicate.compat.tensorflow import tf, tf1
+
 
 def slope(features, labels, mode):
     """y = w x, w = 2 from the first."""
@@ -20,9 +18,10 @@ def slope(features, labels, mode):
         return estimator.EstimatorSpec(mode, {"y": y})
     loss = tf1.reduce_mean(tf1.square(y - labels))
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
-'''
+
+
 CONFIG = """
-model_fn: predicting_model:slope
+model_fn: tests.app.test_predicting:slope
 optimizer: {name: GradientDescent, learning_rate: 0.0}
 devices: [/cpu:0, /cpu:1]
 train:
@@ -42,7 +41,6 @@ export: {}
 def make_folder(tmp_path_factory):
     """Returns a folder after a training."""
     folder = tmp_path_factory.mktemp("predicting")
-    (folder / "predicting_model.py").write_text(MODEL)
     (folder / "c.yaml").write_text(CONFIG)
     (folder / "train.csv").write_text("id,x,word,y\n" + "".join(f"{i},1,a,2\n" for i in range(40)))
     (folder / "new.csv").write_text(

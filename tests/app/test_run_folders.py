@@ -7,13 +7,11 @@ import pathlib
 import numpy as np
 import pytest
 
+from replicate import estimator
 from replicate.app.command import cli
 from replicate.app.config import config
-from replicate.compat.tensorflow import tf
-
-MODEL = """
-from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
+
 
 def scaled(features, labels, mode, params):
     w = tf1.get_variable("w", [params["size"]], initializer=tf1.ones_initializer())
@@ -24,10 +22,10 @@ def scaled(features, labels, mode, params):
     metrics = {"y": tf1.metrics.mean(y)}
     loss = tf1.reduce_mean(tf1.square(y - labels))
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
-"""
+
 
 CONFIG = """
-model_fn: run_folder_model:scaled
+model_fn: tests.app.test_run_folders:scaled
 optimizer: {name: GradientDescent, learning_rate: 0.0}
 params: {size: 1, scale: 1.0}
 devices: [/cpu:0]
@@ -42,7 +40,6 @@ def train_with_overrides(tmp_path_factory):
     """Returns a folder with configs/line.yaml and the run runs/line, of params it does not say."""
     folder = tmp_path_factory.mktemp("run_folders")
     (folder / "configs").mkdir()
-    (folder / "configs" / "run_folder_model.py").write_text(MODEL)
     (folder / "configs" / "line.yaml").write_text(CONFIG)
     x = np.float32([1, 2, 3, 4])
     np.savez(folder / "d.npz", x=x, y=x)

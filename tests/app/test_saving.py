@@ -2,40 +2,39 @@
 
 import pytest
 
-from replicate.app.command import cli
-from replicate.compat.tensorflow import tf
-
-MODEL = """
 from replicate import estimator
+from replicate.app.command import cli
 from replicate.compat.tensorflow import tf, tf1
+
 
 def model(features, labels, mode):
     w = tf1.get_variable("w", initializer=1.0)
     loss = tf.reduce_mean(w * features["x"])
     return estimator.EstimatorSpec(mode, loss=loss, train_op=tf.no_op())
 
+
 def rows():
     return tf.data.Dataset.from_tensors([1.0]).repeat(9).map(lambda x: ({"x": x}, x))
 
+
 def own(model_dir):
     return tf1.train.CheckpointSaverHook(model_dir, save_steps=3, checkpoint_basename="mine")
-"""
+
 
 CONFIG = """
-model_fn: model_of_saving:model
+model_fn: tests.app.test_saving:model
 optimizer: {name: GradientDescent, learning_rate: 1e-3}
 devices: {cpu: 1}
 train:
   steps: 2
   save_checkpoints_steps: 1
-  input: {kind: function, function: 'model_of_saving:rows', batch_size: 1}
+  input: {kind: function, function: 'tests.app.test_saving:rows', batch_size: 1}
 """
 
 
 @pytest.fixture(name="train")
 def make_train(tmp_path):
     """Returns what trains, with further options; and the model_dir."""
-    (tmp_path / "model_of_saving.py").write_text(MODEL)
     (tmp_path / "c.yaml").write_text(CONFIG)
     model_dir = tmp_path / "run"
 
@@ -58,5 +57,5 @@ def test_a_run_that_goes_on_leaves_alone_what_it_has_restored(train):
 
 
 def test_who_saves_by_a_hook_of_ones_own_saves_alone(train):
-    model_dir = train("--set", "train.hooks=[model_of_saving:own]")
+    model_dir = train("--set", "train.hooks=[tests.app.test_saving:own]")
     assert {file.stem for file in model_dir.glob("*.index")} == {"mine-0", "mine-2"}

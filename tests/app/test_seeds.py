@@ -1,21 +1,17 @@
 """`seed`: what a run draws at random is the same in each run of it."""
 
+import random
+
 import numpy as np
 import pytest
 
+from replicate import estimator
 from replicate.app.command import cli
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 
 # Of Keras 2.15 itself, where it draws a seed.
 pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange")
 
-MODEL = """
-import random
-
-import numpy as np
-
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
 
 def model_fn(features, labels, mode):
     x = tf1.layers.dense(features["x"], 5, name="legacy")
@@ -25,9 +21,10 @@ def model_fn(features, labels, mode):
     tf1.get_variable("drawn", initializer=drawn, trainable=False)
     x = tf1.nn.dropout(x, rate=0.5) @ kernel
     return estimator.EstimatorSpec(mode, {"x": x}, tf1.reduce_mean(x), tf1.no_op())
-"""
+
+
 CONFIG = """
-model_fn: seeded_model:model_fn
+model_fn: tests.app.test_seeds:model_fn
 optimizer: {name: GradientDescent, learning_rate: 0.1}
 devices: {cpu: 2}
 train: {steps: 2, input: {kind: npz, file: x.npz, batch_size: 7}}
@@ -38,7 +35,6 @@ train: {steps: 2, input: {kind: npz, file: x.npz, batch_size: 7}}
 def train_into(tmp_path_factory):
     """Returns what trains two steps by a seed and gives the variables before and after."""
     folder = tmp_path_factory.mktemp("seeds")
-    (folder / "seeded_model.py").write_text(MODEL)
     (folder / "c.yaml").write_text(CONFIG)
     np.savez(folder / "x.npz", x=np.arange(60, dtype=np.float32).reshape(20, 3) / 60)
     runs = iter(range(99))

@@ -22,17 +22,6 @@ from replicate.compat.tensorflow import tf
 
 DIGITS = pathlib.Path(__file__).parents[2] / "replicate" / "examples" / "digits.npz"
 
-MODEL = """
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
-
-def line(features, labels, mode):
-    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
-    y = w * features["x"]
-    loss = tf1.reduce_mean(tf1.square(y - tf1.cast(labels, tf1.float32)))
-    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
-"""
-
 
 def init(folder, *arguments):
     """Runs `replicate init` for a config in a folder; returns the config's text."""
@@ -337,12 +326,11 @@ def test_a_label_that_two_columns_have_is_told(tmp_path, capsys):
 
 
 def test_a_table_trains_from_what_is_written(tmp_path, capsys, monkeypatch):
-    (tmp_path / "line_of_init.py").write_text(MODEL)
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "train.csv").write_text("x,y\n1.0,2\n,4\n3.0,6\n")
     (tmp_path / "below" / "test.csv").write_text("x,y\n1.0,2\n")
     monkeypatch.chdir(tmp_path)
-    written = ("line_of_init:line", "below/train.csv", "--optimizer", "GradientDescent")
+    written = ("tests.app.line:line", "below/train.csv", "--optimizer", "GradientDescent")
     data = yaml.safe_load(init(tmp_path, *written))
     assert data["train"]["input"] == {
         "kind": "csv",

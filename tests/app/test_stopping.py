@@ -207,7 +207,7 @@ def test_who_ignores_a_closed_terminal_is_not_ended_by_it(folder):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seconds", [0.01, 0.1, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 2.0])
 def test_ctrl_c_at_the_start_prints_no_traceback(folder, seconds):
     code = (
         "import os, signal, sys\n"
@@ -238,14 +238,6 @@ def test_two_trainings_do_not_share_a_directory(folder):
         host = socket.gethostname()
         assert "model_dir: out must have one training at a time; process" in text
         assert f"process {first.pid} on {host}, since 20" in text
-        with training(folder, "--model-dir", "elsewhere", "--set", "train.steps=1") as third:
-            third.communicate(timeout=PATIENCE)
-        assert third.returncode == 0
-        first.kill()  # the lock dies with its process
-        first.wait()
-    with training(folder, "--set", "train.steps=1") as fourth:
-        text = fourth.communicate(timeout=PATIENCE)[1]
-    assert fourth.returncode == 0, text
 
 
 def read_until(process, words):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import replicate
-from replicate.app.command import cli
+from replicate import estimator
 from replicate.app.config import config, functions
 from replicate.app.training import (
     estimators,
@@ -22,91 +22,16 @@ from replicate.app.training import (
 )
 from replicate.compat.tensorflow import tf, tf1
 from replicate.console import interrupts
+from tests.app import line
+from tests.app.line import WEIGHTS
 
-MODEL = '''
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
-
-def line(features, labels, mode):
-    """y = w x, w = 0 at first; loss is the mean of (w x - y)^2 / 2."""
-    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
-    y = w * features["x"]
-    if mode == estimator.ModeKeys.PREDICT:
-        output = estimator.export.PredictOutput({"y": y})
-        return estimator.EstimatorSpec(mode, {"y": y}, export_outputs={"serving_default": output})
-    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
-    metrics = {"w": tf1.metrics.mean(w)}
-    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
-
-def some_rows(params):
-    return rows(params["rows"])
-
-def rows(count=4):
-    def some():
-        for x in (1.0, 2.0, 3.0, 4.0)[:count]:
-            yield {"x": x}, 2 * x
-    spec = ({"x": tf.TensorSpec([])}, tf.TensorSpec([]))
-    return tf.data.Dataset.from_generator(some, output_signature=spec)
-
-def for_ever():
-    return rows().repeat()
-
-class Steps(estimator.SessionRunHook):
-    def __init__(self, path, what):
-        self.path, self.what = path, what
-
-    def after_run(self, context, values):
-        with open(self.path + "/steps", "a") as file:
-            file.write(self.what)
-
-def one_hook(model_dir):
-    return Steps(model_dir, "a")
-
-def two_hooks(model_dir, params, config):
-    return [Steps(model_dir, params["b"]), Steps(config.model_dir, "c")]
-
-class Enough(estimator.SessionRunHook):
-    def after_run(self, context, values):
-        context.request_stop()
-
-def no_hook():
-    return 3
-
-def optimizer():
-    return tf1.train.AdamOptimizer(0.25)
-
-def scaled():
-    return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer(), 8.0)
-
-def wide(features, labels, mode):
-    """y is the mean of 16 units over 16 copies of x, with weights that are all different."""
-    start = tf.reshape(tf.range(1, 257, dtype=tf.float32) / 777, [16, 16])
-    kernel = tf1.get_variable("w", initializer=start)
-    x = tf.tile(tf.expand_dims(features["x"], 1), [1, 16])
-    y = tf.reduce_mean(tf.nn.relu(tf.matmul(x, kernel)), 1)
-    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
-    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
-'''
-
+# It is evaluated on y = x, where the loss is 7.5 (w - 1)^2 / 2: the best step is the first, w 1.5.
 CONFIG = """
-model_fn: line_of_trainings:line
-optimizer: {name: GradientDescent, learning_rate: 0.1}
-devices: [/cpu:0, /cpu:1]
-train:
-  steps: 4
-  save_checkpoints_steps: 1
-  keep_checkpoint_max: 9
-  input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 4, shuffle: false}
-eval:
-  input: {kind: npz, file: d.npz, features: [x], label: x, batch_size: 4}
-predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 3}}
+train: {save_checkpoints_steps: 1, keep_checkpoint_max: 9}
+eval: {input: {label: x, batch_size: 4}}
 export: {after_training: false}
 """
-
-# x = 1, 2, 3, 4 and y = 2 x: the gradient is mean(x^2) (w - 2) = 7.5 (w - 2), so at rate
-# 0.1 each step leaves a quarter of w - 2: w = 2 - 2 / 4^n after n steps. It is evaluated
-# on y = x, where the loss is 7.5 (w - 1)^2 / 2: the best step is the first, w = 1.5.
-WEIGHTS = [2 - 2 / 4**n for n in range(10)]
+HERE = __name__
 EARLY = [
     "train.early_stopping={patience: 2}",
     "train.keep_best={}",
@@ -116,15 +41,72 @@ EARLY = [
 ]
 
 
+def some_rows(params):
+    return rows(params["rows"])
+
+
+def rows(count=4):
+    def some():
+        for x in (1.0, 2.0, 3.0, 4.0)[:count]:
+            yield {"x": x}, 2 * x
+
+    spec = ({"x": tf.TensorSpec([])}, tf.TensorSpec([]))
+    return tf.data.Dataset.from_generator(some, output_signature=spec)
+
+
+def for_ever():
+    return rows().repeat()
+
+
+class Steps(estimator.SessionRunHook):
+    """Writes a word in each step."""
+
+    def __init__(self, path, what):
+        self.path, self.what = path, what
+
+    def after_run(self, context, values):
+        with open(self.path + "/steps", "a") as file:
+            file.write(self.what)
+
+
+def one_hook(model_dir):
+    return Steps(model_dir, "a")
+
+
+def two_hooks(model_dir, params, config):
+    return [Steps(model_dir, params["b"]), Steps(config.model_dir, "c")]
+
+
+class Enough(estimator.SessionRunHook):
+    """Ends a training."""
+
+    def after_run(self, context, values):
+        context.request_stop()
+
+
+def no_hook():
+    return 3
+
+
+def scaled():
+    optimizer = tf1.train.AdamOptimizer(0.25)
+    return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, 8.0)
+
+
+def wide(features, labels, mode):
+    """y is the mean of 16 units over 16 copies of x, with weights that are all different."""
+    start = tf.reshape(tf.range(1, 257, dtype=tf.float32) / 777, [16, 16])
+    kernel = tf1.get_variable("w", initializer=start)
+    x = tf.tile(tf.expand_dims(features["x"], 1), [1, 16])
+    y = tf.reduce_mean(tf.nn.relu(tf.matmul(x, kernel)), 1)
+    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+
+
 @pytest.fixture(name="folder", scope="module")
 def make_folder(tmp_path_factory):
-    """Returns a folder with the model, its data and its config."""
-    folder = tmp_path_factory.mktemp("trainings")
-    (folder / "line_of_trainings.py").write_text(MODEL)
-    (folder / "line.yaml").write_text(CONFIG)
-    x = np.float32([1, 2, 3, 4])
-    np.savez(folder / "d.npz", x=x, y=2 * x)
-    return folder
+    """Returns a folder with the config and its data."""
+    return line.write(tmp_path_factory.mktemp("trainings"), CONFIG)
 
 
 def run(folder, command, model_dir, *assignments, options=(), code=0):
@@ -132,8 +114,7 @@ def run(folder, command, model_dir, *assignments, options=(), code=0):
     given = [part for one in assignments for part in ("--set", one)]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        where = ["--model-dir", str(folder / model_dir)]
-        ended = cli.main([command, str(folder / "line.yaml"), *where, *given, *options])
+        ended = line.run(folder, command, *given, *options, model_dir=model_dir)
     assert ended == code, err.getvalue()
     assert "Traceback" not in err.getvalue()
     return out.getvalue(), err.getvalue()
@@ -219,7 +200,7 @@ def test_a_run_that_continues_says_which_keys_differ(folder):
 
 
 def test_what_failed_before_its_first_checkpoint_is_no_run_to_differ_from(folder):
-    run(folder, "train", "failed", "model_fn=line_of_trainings:nothing", code=1)
+    run(folder, "train", "failed", f"model_fn={HERE}:nothing", code=1)
     shown = run(folder, "train", "failed", "train.steps=1")[1]
     assert "config: " not in shown
 
@@ -229,8 +210,8 @@ def test_what_failed_before_its_first_checkpoint_is_no_run_to_differ_from(folder
     [
         "train.input.file=none.npz",
         "eval.input.file=none.npz",
-        "model_fn=line_of_trainings:nothing",
-        "train.hooks=[line_of_trainings:nothing]",
+        f"model_fn={HERE}:nothing",
+        f"train.hooks=[{HERE}:nothing]",
     ],
 )
 def test_what_is_found_wrong_before_the_first_step_leaves_nothing_of_a_run(folder, wrong):
@@ -262,7 +243,7 @@ def test_what_is_left_is_said(trained):
 
 def test_epochs_end_a_training_at_the_same_step_however_often_it_is_stopped(folder):
     # 4 rows in batches of 3: 2 steps in a pass, 6 in 3 passes.
-    epochs = ["train.epochs=3", "train.steps=null", "train.input.batch_size=3"]
+    epochs = ["train.epochs=3", "train.steps=null", "train.input.batch_size=3", "eval=null"]
     shown = run(folder, "train", "epochs", *epochs, "train.epochs=1")[1]
     assert "training from step 0 to 2 (1 epoch), in" in shown
     run(folder, "train", "epochs", *epochs, "train.steps=3")
@@ -277,8 +258,8 @@ def test_epochs_end_a_training_at_the_same_step_however_often_it_is_stopped(fold
 
 @pytest.mark.thorough
 def test_epochs_of_a_stream_are_counted_by_a_run_that_continues(folder):
-    source = "{kind: function, function: 'line_of_trainings:rows', batch_size: 3, prefetch: 0}"
-    epochs = ["train.epochs=2", "train.steps=null", f"train.input={source}"]
+    source = f"{{kind: function, function: '{HERE}:rows', batch_size: 3, prefetch: 0}}"
+    epochs = ["train.epochs=2", "train.steps=null", f"train.input={source}", "eval=null"]
     assert "to step" not in run(folder, "train", "stream", *epochs, "train.steps=1")[1]
     assert "to step 4 (2 epochs)" in run(folder, "train", "stream", *epochs)[1]
     assert step_of(folder / "stream") == 4
@@ -290,8 +271,8 @@ def test_epochs_of_a_stream_are_counted_by_a_run_that_continues(folder):
 
 @pytest.mark.thorough
 def test_epochs_are_counted_anew_where_params_make_another_input(folder):
-    source = "{kind: function, function: 'line_of_trainings:some_rows', batch_size: 1}"
-    epochs = ["train.epochs=1", "train.steps=null", f"train.input={source}"]
+    source = f"{{kind: function, function: '{HERE}:some_rows', batch_size: 1}}"
+    epochs = ["train.epochs=1", "train.steps=null", f"train.input={source}", "eval=null"]
     run(folder, "train", "counted", *epochs, "params.rows=2")
     assert step_of(folder / "counted") == 2
     run(folder, "train", "counted", *epochs, "params.rows=3")
@@ -299,7 +280,7 @@ def test_epochs_are_counted_anew_where_params_make_another_input(folder):
 
 
 def test_epochs_of_an_input_without_end_are_refused(folder):
-    endless = ["train.epochs=1", "train.input=line_of_trainings:for_ever"]
+    endless = ["train.epochs=1", f"train.input={HERE}:for_ever"]
     shown = run(folder, "train", "endless", *endless, code=1)[1]
     assert "train.input: must come to an end for train.epochs to be counted" in shown
 
@@ -336,7 +317,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(folder):
     assert "stopped early at step 3" in shown  # and no step more
 
 
-@pytest.mark.parametrize("saved", ["secs=600", "steps=null", "steps=4"])
+@pytest.mark.parametrize("saved", ["secs=600", "steps=4"])
 def test_evaluations_are_at_multiples_of_steps_wherever_a_run_goes_on(folder, saved):
     out = f"goes_on_{saved}"
     each = ["train.keep_best={}", "train.early_stopping={patience: 9}", "eval.every_steps=3"]
@@ -444,7 +425,9 @@ def test_all_checkpoints_are_evaluated_one_by_one(trained):
         (n, pytest.approx(WEIGHTS[n])) for n in range(5)
     ]
     shown = run(trained, "evaluate", "trained", options=["--all"])[0].splitlines()
-    assert [cell.strip() for cell in shown[2].split("┃")[1:-1]] == ["step", "loss", "w"]
+    assert [cell.strip() for cell in shown[2].split("┃")[1:-1]] == [
+        *("step", "average", "loss", "w")
+    ]
     assert len(shown) == 3 + 1 + 5 + 1
     shown = run(trained, "evaluate", "trained")[0].splitlines()
     assert shown[0] == "line at step 4"
@@ -499,13 +482,13 @@ def test_a_mean_that_cannot_be_is_refused(trained, options, code, text):
 
 
 def test_hooks_of_the_config_run_in_training(folder):
-    names = "train.hooks=['line_of_trainings:one_hook', 'line_of_trainings:two_hooks']"
-    run(folder, "train", "hooked", names, "params.b=b", "train.steps=2")
+    names = f"train.hooks=['{HERE}:one_hook', '{HERE}:two_hooks']"
+    run(folder, "train", "hooked", names, "params.b=b", "train.steps=2", "eval=null")
     assert sorted((folder / "hooked" / "steps").read_text()) == list("aabbcc")
 
 
 def test_a_hook_that_ends_a_training_is_told_from_an_input_that_does(folder):
-    hooks = "train.hooks=[line_of_trainings:Enough]"
+    hooks = f"train.hooks=[{HERE}:Enough]"
     shown = run(folder, "train", "enough", hooks)[1]
     assert "a hook ended training at step 1 of 4." in shown
     assert "train.input came" not in shown
@@ -529,16 +512,16 @@ def test_a_training_ends_in_time_and_goes_on_from_there(folder):
 
 
 def test_what_is_no_hook_is_refused(folder):
-    shown = run(folder, "train", "x", "train.hooks=['line_of_trainings:no_hook']", code=1)[1]
-    assert "train.hooks[0]: line_of_trainings:no_hook must return a SessionRunHook or a" in shown
-    shown = run(folder, "train", "x", "train.hooks=['line_of_trainings:lost']", code=1)[1]
-    assert "train.hooks[0]: line_of_trainings:lost: line_of_trainings must have lost" in shown
+    shown = run(folder, "train", "x", f"train.hooks=['{HERE}:no_hook']", code=1)[1]
+    assert f"train.hooks[0]: {HERE}:no_hook must return a SessionRunHook or a" in shown
+    shown = run(folder, "train", "x", f"train.hooks=['{HERE}:lost']", code=1)[1]
+    assert f"train.hooks[0]: {HERE}:lost: {HERE} must have lost" in shown
 
 
 def test_a_scheduled_learning_rate_is_in_the_event_files(folder):
     # Step s is made with the rate 0.1 * 0.5^(s - 1).
     schedule = "{name: exponential_decay, learning_rate: 0.1, decay_steps: 1, decay_rate: 0.5}"
-    given = ["train.save_summary_steps=1", f"optimizer.learning_rate={schedule}"]
+    given = ["train.save_summary_steps=1", f"optimizer.learning_rate={schedule}", "eval=null"]
     run(folder, "train", "summed", *given)
     found = scalars(folder / "summed")
     assert [found[step]["learning_rate"] for step in (1, 2, 3, 4)] == pytest.approx(
@@ -548,14 +531,14 @@ def test_a_scheduled_learning_rate_is_in_the_event_files(folder):
 
 def test_the_last_loss_is_in_the_event_files(folder):
     for out, steps in (("each", 1), ("rare", 100)):
-        run(folder, "train", out, f"train.save_summary_steps={steps}")
+        run(folder, "train", out, f"train.save_summary_steps={steps}", "eval=null")
     each, rare = scalars(folder / "each"), scalars(folder / "rare")
     assert (sorted(each), sorted(rare)) == ([1, 2, 3, 4], [1, 4])
     assert rare[4]["loss"] == each[4]["loss"]
 
 
 HALF = ["train.mixed_precision=true", "eval=null", "export=null", "train.steps=3"]
-WIDE = "model_fn=line_of_trainings:wide"
+WIDE = f"model_fn={HERE}:wide"
 
 
 def test_mixed_precision_on_cpus_rewrites_to_bfloat16(folder):
@@ -599,7 +582,7 @@ def test_a_loss_scale_leaves_two_towers_exact(folder, monkeypatch):
     ("given", "code", "text"),
     [
         ("optimizer=null", 2, "must come with an optimizer: model_fn has one of its own"),
-        ("optimizer=line_of_trainings:scaled", 1, "where the optimizer has a loss scale already"),
+        (f"optimizer={HERE}:scaled", 1, "where the optimizer has a loss scale already"),
     ],
 )
 def test_mixed_precision_is_refused_where_it_cannot_be(folder, monkeypatch, given, code, text):

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from replicate.app.command import cli
-
-MODEL = '''
 import replicate
 from replicate import estimator
+from replicate.app.command import cli
 from replicate.compat.tensorflow import tf, tf1
+
 
 def line(features, labels, mode, params):
     """y = w x; a tower that is called may be made to count more than the others."""
@@ -20,10 +19,10 @@ def line(features, labels, mode, params):
     tower = replicate.get_tower_context().tower_id
     loss = tf.reduce_mean(tf.square(y - labels) * (1.0 + params.get("extra", 0.0) * tower))
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf.no_op())
-'''
+
 
 CONFIG = """
-model_fn: verified_model:line
+model_fn: tests.app.test_verify:line
 optimizer: {name: Momentum, learning_rate: 0.1, momentum: 0.9}
 devices: [/cpu:0, /cpu:1]
 train:
@@ -38,7 +37,6 @@ CALL = ("--tower_building", "call")
 def make_folder(tmp_path_factory):
     """Returns a folder with the model, its data and its config."""
     folder = tmp_path_factory.mktemp("verified")
-    (folder / "verified_model.py").write_text(MODEL)
     (folder / "line.yaml").write_text(CONFIG)
     x = np.float32([1, 2, 3, 4])
     np.savez(folder / "d.npz", x=x, y=2 * x)
@@ -99,7 +97,7 @@ def test_machines_get_json(folder, capsys, extra, code):
         (["train=null"], 2, "train: this section is required. Add it."),
         (["train.stepz=3"], 2, "Did you mean steps?"),
         (["devices=[/cpu:0, /cpu:99]"], 1, "it has no /device:CPU:99"),
-        (["model_fn=verified_model:lime"], 1, "must have lime. Did you mean line?"),
+        (["model_fn=tests.app.test_verify:lime"], 1, "must have lime. Did you mean line?"),
     ],
 )
 def test_what_cannot_run_is_a_text(folder, capsys, options, code, text):

@@ -3,46 +3,25 @@
 import json
 import types
 
-import numpy as np
 import pytest
 
-from replicate.app.command import cli
 from replicate.app.training import trainings
 from replicate.compat.tensorflow import tf, tf1
+from tests.app import line
 
-MODEL = """
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
-
-def line(features, labels, mode):
-    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
-    y = w * features["x"]
-    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
-    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
-"""
 CONFIG = """
-model_fn: line_of_workers:line
-optimizer: {name: GradientDescent, learning_rate: 0.1}
-devices: [/cpu:0, /cpu:1]
-train:
-  steps: 4
-  save_checkpoints_steps: 1
-  input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 4, shuffle: false}
-eval:
-  every_steps: 2
-  input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 3}
+train: {save_checkpoints_steps: 1}
+eval: {every_steps: 2}
+predict: null
+export: null
 """
 
 
 @pytest.fixture(name="folder")
 def make_folder(tmp_path):
-    """Returns a folder with a model, its data, its config, and a run."""
-    (tmp_path / "line_of_workers.py").write_text(MODEL)
-    (tmp_path / "c.yaml").write_text(CONFIG)
-    x = np.float32([1, 2, 3, 4])
-    np.savez(tmp_path / "d.npz", x=x, y=2 * x)
+    """Returns a folder with a config, its data, and a run."""
     (tmp_path / "run").mkdir()
-    return tmp_path
+    return line.write(tmp_path, CONFIG)
 
 
 @pytest.fixture(name="run")
@@ -58,7 +37,7 @@ def make_run(folder, monkeypatch, capsys):
         task = {"type": job, "index": 0}
         jobs = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"]}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": task}))
-        code = cli.main(["train", str(folder / "c.yaml"), "--model-dir", str(folder / "run")])
+        code = line.run(folder, "train", model_dir="run")
         return code, capsys.readouterr().err
 
     return run
