@@ -1,14 +1,14 @@
 """The table: every model that several devices must train as one does, by name."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from tests import exactness
 from tests.law import (
     gradients,
     idioms,
@@ -22,7 +22,31 @@ from tests.law import (
     running,
     writes,
 )
+from tests.splitting.corpus import (
+    batchwise,
+    effects,
+    lookups,
+    normalisation,
+    picked,
+    recurrent,
+    static_widths,
+)
+from tests.splitting.corpus import gradients as of_the_corpus
+from tests.splitting.corpus import model as corpus
+from tests.splitting.corpus.model import AS_ONE_DEVICE, EXACT, Model
 
+# Each adds its models to the corpus.
+ADDING = (
+    batchwise,
+    effects,
+    lookups,
+    normalisation,
+    of_the_corpus,
+    picked,
+    recurrent,
+    static_widths,
+)
+CORPUS = corpus.MODELS
 GROUPS = (
     losses.PLAIN,
     losses.MASKS,
@@ -36,38 +60,26 @@ CASES = libraries.LIBRARIES | libraries.COUNTS
 CASES |= {name: losses.Case(loss) for group in GROUPS for name, loss in group.items()}
 
 
-class Model(NamedTuple):
-    """A model that trains.
+def model(
+    step: Callable, optimizer_fn: Callable | None = None, tolerance=EXACT, options=None, **more
+) -> Model:
+    """Returns a model of a function of features, labels and weights.
 
-    Attributes:
-        step: From features, labels and weights to a loss and a train_op, or to a loss alone.
+    Args:
+        step: Returns a loss and a train_op, or a loss alone.
         optimizer_fn: Makes the step of a loss alone.
         tolerance: Relative and absolute.
         options: Of `replicate_model_fn`.
-        statics: With which static batches (True, False) it can be built.
+        **more: See `Model`.
     """
+    build = lambda f, y: step(f, y, losses.Weights())  # noqa: E731
+    options = {} if options is None else options
+    return Model(build, batch, None, optimizer_fn, tolerance, options, **more)
 
-    step: Callable
-    optimizer_fn: Callable | None = None
-    tolerance: tuple[float, float] = running.TOLERANCE
-    options: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
-    statics: Sequence[bool] = (True, False)
 
-    def __call__(self, features, labels, mode):
-        """The model_fn."""
-        found = self.step(features, labels, losses.Weights())
-        loss, train_op = found if isinstance(found, tuple) else (found, tf1.no_op())
-        return exactness.spec_of(mode, loss, train_op=train_op)
-
-    def fits(self, setting: running.Setting) -> bool:
-        """Whether it can be built in a setting."""
-        return setting.is_static in self.statics
-
-    def require_exact(self, setting: running.Setting) -> None:
-        """Requires K devices to be one device, and losses to be numbers."""
-        options = {"tolerance": self.tolerance, **self.options}
-        found = running.require_exact(self, setting, optimizer_fn=self.optimizer_fn, **options)
-        assert np.isfinite([fetched["loss"] for fetched in found.fetched]).all()
+def batch(rows: int, step: int, is_static: bool) -> tuple[dict, dict]:
+    """Returns features and labels, padded to lengths of their own where they may be."""
+    return losses.batch(rows, step, 4 if is_static else 3 + step % 3)
 
 
 def models_of(module: Any) -> dict[str, Callable]:
@@ -114,9 +126,9 @@ def stepping(case: losses.Case, way: Callable | None) -> Model:
         return loss if way is None else (loss, way(loss))
 
     # Reassociation alone. TensorFlow computes some losses in float32, whatever it is given.
-    tolerance = running.TOLERANCE if case.dtype == np.float64 else running.SINGLE
+    tolerance = EXACT if case.dtype == np.float64 else running.SINGLE
     optimizer_fn = running.adam if way is None else None
-    return Model(step, optimizer_fn, tolerance, statics=case.statics)
+    return model(step, optimizer_fn, tolerance, statics=case.statics)
 
 
 NETWORKS = models_of(networks)
@@ -124,12 +136,11 @@ STEPS = models_of(gradients) | models_of(writes) | optimizers.STEPS
 MEETINGS = models_of(meetings) | {name: over(network) for name, network in NETWORKS.items()}
 PARTS = models_of(parts)
 del PARTS["made_in_functions_and_trained"]  # which makes its step
-AS_ONE_DEVICE = {"random_numbers": "one_device"}
 MODELS = {
-    **{name: Model(step) for name, step in STEPS.items()},
-    **{name: Model(loss, running.momentum) for name, loss in MEETINGS.items()},
+    **{name: model(step) for name, step in STEPS.items()},
+    **{name: model(loss, running.momentum) for name, loss in MEETINGS.items()},
     **{
-        name: Model(loss, running.momentum, running.SINGLE, AS_ONE_DEVICE)
+        name: model(loss, running.momentum, running.SINGLE, AS_ONE_DEVICE)
         for name, loss in models_of(idioms).items()
     },
     **{
@@ -137,9 +148,9 @@ MODELS = {
         for name, loss in PARTS.items()
         for kind, way in (("with an optimizer_fn", None), ("with its own optimizer", WAYS[1]))
     },
-    "made in functions and trained": Model(parts.made_in_functions_and_trained),
+    "made in functions and trained": model(parts.made_in_functions_and_trained),
     **{
-        f"an optimizer_fn's that {name}": Model(optimizers.loss, optimizer_fn)
+        f"an optimizer_fn's that {name}": model(optimizers.loss, optimizer_fn)
         for name, optimizer_fn in optimizers.OPTIMIZERS.items()
     },
 }
@@ -157,16 +168,27 @@ QUICK_LOSSES = {
     *(name for name in CASES if name.startswith("Keras ")),
     *(name for name in libraries.COUNTS if "replicas" in name or "average" in name),
 }
+# What takes longest, of operations that smaller models have, too; widths of 2B, beside those of B.
+LARGE = (
+    *("lstm_static_with_lengths", "lstm_dynamic_with_lengths", "lstm_bidirectional"),
+    *("keras_lstm_masked", "beam_search", "deep_columns"),
+)
+THOROUGH = {
+    *(LOSSES.keys() - QUICK_LOSSES),
+    *LARGE,
+    *(name for name in CORPUS if name.endswith("_doubled")),
+}
+TURNS = int(os.environ.get("LAW_TURNS", "1"))
 FEW = [setting for setting in running.SETTINGS if setting.devices < 8]
 
 
 def in_turn(models: dict, settings: Sequence[running.Setting], turn: int = 0) -> Iterable:
-    """Yields parameters: each model in the setting whose turn it is; after the first one thorough.
+    """Yields parameters: each model in the setting whose turn it is.
 
     Args:
         models: The models by name.
         settings: The settings.
-        turn: How often the models had a turn.
+        turn: How often the models had a turn; after the first one they are thorough.
     """
     for i, (name, model) in enumerate(models.items()):
         fitting = [setting for setting in settings if model.fits(setting)]
@@ -175,9 +197,14 @@ def in_turn(models: dict, settings: Sequence[running.Setting], turn: int = 0) ->
         yield pytest.param(model, setting, marks=marks, id=f"{name}-{setting}")
 
 
-def in_two_turns(models: dict, thorough: Collection[str]) -> Iterable:
-    """Yields parameters: each model in two settings, in quick tests in one, of few devices."""
-    quick = {name: model for name, model in models.items() if name not in thorough}
-    yield from in_turn(quick, FEW)
-    yield from in_turn({name: models[name] for name in thorough}, FEW, 2)
-    yield from in_turn(models, running.SETTINGS, 1)
+def in_turns(models: dict) -> Iterable:
+    """Yields parameters: each model in one setting, or in as many as `LAW_TURNS` says.
+
+    What splits a model knows neither its name nor how many devices there are: a fault that it shows
+    in one setting, some model shows in each. Quick tests have settings of few devices.
+    """
+    thorough = {name: model for name, model in models.items() if name in THOROUGH}
+    yield from in_turn({name: models[name] for name in models if name not in THOROUGH}, FEW)
+    yield from in_turn(thorough, running.SETTINGS, 1)
+    for turn in range(1, TURNS):
+        yield from in_turn(models, running.SETTINGS, 1 + turn)

@@ -264,7 +264,7 @@ def test_metrics_that_a_training_makes_change_nothing(setting):
         loss = tf.add_n([losses.mean(f, y, v), tf.nn.l2_loss(v.w), tf.nn.l2_loss(v.b)])
         return loss, running.momentum().minimize(loss, tf1.train.get_global_step())
 
-    table.Model(step).require_exact(setting)
+    table.model(step).require_exact(setting)
 
 
 def outputs(features, v):

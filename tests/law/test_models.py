@@ -69,7 +69,7 @@ def test_params_that_cannot_be_copied_are_shared_by_towers():
 
     def model(features, labels, mode, params):
         seen.append(params)
-        return table.Model(losses.mean)(features, labels, mode)
+        return table.model(losses.mean)(features, labels, mode)
 
     params = {"lock": threading.Lock()}
     towers = model_fn.replicate_model_fn(model, running.descend, 2, tower_building="call")
@@ -80,7 +80,7 @@ def test_params_that_cannot_be_copied_are_shared_by_towers():
 @pytest.mark.parametrize("is_static", [True, False])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_model_is_called_once(mode, is_static):
-    model = exactness.Counted(table.Model(losses.mean))
+    model = exactness.Counted(table.model(losses.mean))
     replicated = model_fn.replicate_model_fn(model, running.descend, 3)
     exactness.run(replicated, [BATCH], mode, is_static)
     assert model.calls == 1

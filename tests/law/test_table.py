@@ -7,17 +7,23 @@ from tests import control_flow, exactness
 from tests.law import meetings, running, table
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
-STRATEGIES = ["parameter_server", "round_robin", "balanced", "mirrored"]
+STRATEGIES = ["round_robin", "mirrored"]  # variables on several devices, and on each
 
 
 @pytest.mark.parametrize(
     ("model", "setting"),
     [
         *table.in_turn(table.MODELS, running.SETTINGS),
-        *table.in_two_turns(table.LOSSES, sorted(table.LOSSES.keys() - table.QUICK_LOSSES)),
+        *table.in_turns(table.LOSSES),
     ],
 )
 def test_several_devices_are_one(model, setting):
+    model.require_exact(setting)
+
+
+@pytest.mark.filterwarnings("ignore")  # the models' own, of TensorFlow's older functions
+@pytest.mark.parametrize(("model", "setting"), [*table.in_turns(table.CORPUS)])
+def test_a_split_model_is_one_devices(model, setting):
     model.require_exact(setting)
 
 
@@ -43,7 +49,7 @@ def test_what_a_loop_of_version_1_keeps_of_variables_is_kept_anywhere(loss, stra
         return value, optimizer.apply_gradients(pairs, tf1.train.get_global_step())
 
     with control_flow.of_version(1):
-        table.Model(step).require_exact(running.SETTINGS[0]._replace(strategy=strategy))
+        table.model(step).require_exact(running.SETTINGS[0]._replace(strategy=strategy))
 
 
 # Rows of a table.

@@ -39,7 +39,7 @@ def test_copies_are_alike_and_one_devices(name, version):
 
     with control_flow.of_version(version):
         options = {"fetch": fetch, "random_numbers": "one_device"}
-        running.require_exact(table.Model(step), SETTING, **options)
+        running.require_exact(table.model(step), SETTING, **options)
     assert found == [*without]
 
 
@@ -57,7 +57,7 @@ class Built:
         with self.graph.as_default():
             tf1.train.create_global_step()
             given = exactness.placeholders(batch, False)
-            model = table.Model(step)
+            model = table.model(step)
             replicated = replicate.replicate_model_fn(
                 model, devices=num_devices, strategy="mirrored"
             )
@@ -146,7 +146,7 @@ def test_a_gather_from_a_variable_without_copies_stays_beside_it():
 
     with control_flow.of_version(1):
         assert gathers_of_later_devices(Built(step, 2)) == {(DEVICES[0], "table")}
-        running.require_exact(table.Model(step), SETTING)
+        running.require_exact(table.model(step), SETTING)
 
 
 def read_in_between(f, y, v):

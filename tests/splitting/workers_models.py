@@ -9,12 +9,12 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
 from replicate.splitting.writing import workers
 from tests import exactness
+from tests.law import table
 from tests.splitting.corpus import model as corpus
-from tests.splitting.corpus import table
 from tests.splitting.corpus.model import F64, adam, count, hidden
 
 STEPS = 3
-MODELS = dict(table.MODELS)
+MODELS = dict(table.CORPUS)
 model = functools.partial(corpus.model, to=MODELS)
 
 
@@ -180,12 +180,12 @@ class Built:
                 for part in arrays
             ]
             with tf.variable_creator_scope(corpus.begun):
-                loss, extras, *steps = self.model.build(*self._parts)
+                loss, extras, train_op = self.model.parts(*self._parts)
             self.names = ["loss", *extras]
-            if not steps:
-                steps = [self.model.optimizer().minimize(loss, step)]
-                steps = [tf1.group(*steps, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS))]
-            keep = [loss, *extras.values(), *tf.nest.flatten(steps)]
+            if train_op is None:
+                train_op = self.model.optimizer().minimize(loss, step)
+                train_op = tf1.group(train_op, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS))
+            keep = [loss, *extras.values(), *tf.nest.flatten(train_op)]
             self.fetch = self._split(keep, across, strategy)
             self.together = across.made
             self.reads = {v.name: v.read_value() for v in tf1.global_variables()}

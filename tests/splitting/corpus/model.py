@@ -14,6 +14,7 @@ MODELS: dict[str, "Model"] = {}
 EXACT = (1e-9, 1e-11)  # reassociation alone
 SINGLE = (2e-4, 2e-5)  # in float32
 F64 = tf.float64
+AS_ONE_DEVICE = {"random_numbers": "one_device"}
 
 
 def batch(rows: int, step: int, is_static: bool) -> tuple[dict, dict]:
@@ -36,14 +37,16 @@ def batch(rows: int, step: int, is_static: bool) -> tuple[dict, dict]:
 
 
 class Model(NamedTuple):
-    """A model.
+    """A model that trains.
 
     Attributes:
-        build: From features and labels to a loss, other tensors by name and, where the model
-            trains by itself, what makes a step.
+        build: From features and labels to a loss, alone or with other tensors by name and, where
+            the model trains by itself, a step.
         batch: From a number of rows, a step and whether its size is known to features and labels.
-        optimizer: Makes the optimizer, where `build` gives no step.
+        optimizer: Makes the optimizer of a step inside the model, where `build` gives none.
+        optimizer_fn: Makes the step in its place.
         tolerance: Relative and absolute.
+        options: Of `replicate_model_fn`.
         statics: With which static batches (True, False) it can be built.
         sizes: The numbers of rows that it can be given; None: any.
         split: The kinds of operations that must be split, all of those before the gradients.
@@ -52,12 +55,18 @@ class Model(NamedTuple):
 
     build: Callable[[Any, Any], tuple]
     batch: Callable = batch
-    optimizer: Callable = lambda: tf1.train.GradientDescentOptimizer(0.1)
+    optimizer: Callable | None = running.descend
+    optimizer_fn: Callable | None = None
     tolerance: tuple[float, float] = EXACT
+    options: dict[str, Any] = AS_ONE_DEVICE
     statics: Sequence[bool] = (False, True)
     sizes: Sequence[int] | None = None
     split: Sequence[str] = ()
     gradients: Sequence[str] = ()
+
+    def __call__(self, features, labels, mode):
+        """The model_fn."""
+        return Built(self)(features, labels, mode)
 
     def fits(self, setting: running.Setting) -> bool:
         """Whether it can be built in a setting, and split where it wants that."""
@@ -65,6 +74,13 @@ class Model(NamedTuple):
         return setting.is_static in self.statics and (
             not setting.is_static or setting.rows[0] >= least
         )
+
+    def parts(self, features: Any, labels: Any) -> tuple[tf.Tensor, dict, Any]:
+        """Builds it; returns the loss, other tensors by name, and a step or None."""
+        made = self.build(features, labels)
+        loss, *others = made if isinstance(made, tuple) else (made,)
+        named = others.pop(0) if others and isinstance(others[0], dict) else {}
+        return loss, named, others[0] if others else None
 
     def require_exact(self, setting: running.Setting) -> splitter.Result | None:
         """Requires K devices to be one device; returns what became of the graph, if it is split."""
@@ -78,8 +94,9 @@ class Model(NamedTuple):
                 setting,
                 given=given,
                 fetch=built.fetched,
+                optimizer_fn=self.optimizer_fn,
                 tolerance=self.tolerance,
-                random_numbers="one_device",
+                **self.options,
             )
         assert np.isfinite([fetched["loss"] for fetched in found.fetched]).all()
         for result in results:
@@ -89,7 +106,7 @@ class Model(NamedTuple):
 
 
 class Built:
-    """A model of the corpus as a model_fn, which keeps what it names.
+    """A model as a model_fn, which keeps what it names.
 
     Args:
         model: The model.
@@ -102,12 +119,14 @@ class Built:
 
     def __call__(self, features, labels, mode):
         with tf.variable_creator_scope(begun):
-            loss, self.named, *train_op = self.model.build(features, labels)
+            loss, self.named, train_op = self.model.parts(features, labels)
         self.forward = loss.graph.get_operations()
-        if not train_op:
+        if train_op is None and self.model.optimizer is not None:
             step = self.model.optimizer().minimize(loss, tf1.train.get_global_step())
             train_op = [step, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)]
-        return exactness.spec_of(mode, loss, train_op=tf.group(*train_op))
+        return exactness.spec_of(
+            mode, loss, train_op=tf.group([] if train_op is None else train_op)
+        )
 
     def fetched(self, spec) -> dict:
         """Returns what a step fetches: the model's own tensors, as a hook fetches them."""

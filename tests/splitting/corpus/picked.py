@@ -23,7 +23,7 @@ def model(split="", gradients="", tolerance=EXACT):
             lambda features, labels: function(features),
             batch,
             lambda: optimizer(0.1),
-            tolerance,
+            tolerance=tolerance,
             split=split.split(),
             gradients=gradients.split(),
         )

@@ -29,13 +29,12 @@ def main(arguments=None) -> int:
     parser.add_argument("--strategy", default="parameter_server")
     parser.add_argument("--whole", action="store_true")
     options = parser.parse_args(arguments)
-    from tests.law import running
-    from tests.splitting.corpus import table
+    from tests.law import running, table
 
-    names = [name for name in table.MODELS if options.model in name]
+    names = [name for name in table.CORPUS if options.model in name]
     names = [options.model] if options.model in names else names
     setting = running.Setting(options.strategy, options.devices, options.sizes, options.static)
-    different = sum(not run(table.MODELS[name], name, setting, options.whole) for name in names)
+    different = sum(not run(table.CORPUS[name], name, setting, options.whole) for name in names)
     print(f"{len(names)} models, {different} differ")
     return int(different > 0)
 
