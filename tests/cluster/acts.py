@@ -19,6 +19,8 @@ CASES = {
     "sgd": cases.Case(cases.mean, cases.descend, ROWS),
     "adam_penalized": cases.Case(cases.penalized, cases.adam, ROWS),
     "embedding_adam": cases.Case(cases.embedded, cases.adam, ROWS),
+    "parted": cases.Case(cases.parted, cases.momentum, ROWS),
+    "sliced": cases.Case(cases.embedded, lambda: tf1.train.AdagradOptimizer(0.1), ROWS),
     "clipped": cases.Case(cases.penalized, None, ROWS, train=cases.clipped),
     "static": cases.Case(cases.masked, cases.adam, ((4, 4, 4),), is_static=True),
     "accumulated": cases.Case(cases.mean, cases.adam, ROWS, {"accumulate_steps": 2}),
@@ -121,9 +123,11 @@ def alone(company: task.Company) -> None:
     """The chief trains each case by itself; it is one device."""
     if not company.is_chief:
         return
-    for number, (name, case) in enumerate(CASES.items()):
+    sliced = replicate.ParameterServerStrategy(task.TOWERS, slice_bytes=1)
+    strategies = {SAVED: "balanced", "sliced": sliced}
+    for name, case in CASES.items():
         building = "call" if name in CALLED else "split"
-        train_case(company, name, case, building, "balanced" if number == 1 else None)
+        train_case(company, name, case, building, strategies.get(name))
         if name == "static":
             train_case(company, "one_tower", case, building, None, devices=1)
     restored(company)

@@ -90,6 +90,12 @@ def embedded(features, labels):
     return mean({"x": x}, labels)
 
 
+def parted(features, labels):
+    """The same, of variables in two parts."""
+    with tf1.variable_scope("parted", partitioner=tf1.fixed_size_partitioner(2)):
+        return embedded(features, labels)
+
+
 def mixed(features, labels):
     """Ragged and sparse rows beside dense ones."""
     table = tf1.get_variable("table", [WORDS, WIDTH], features["x"].dtype, _start)
@@ -115,15 +121,6 @@ def steep(features, labels):
     turned = tf.complex(features["x"] * scale, features["x"] + scale)
     twist = tf.abs(tf.reduce_mean(turned)) ** 2 + 0.01 * tf.abs(tf.reduce_sum(turned * turned))
     return loss + twist + 0.5 * tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients])
-
-
-def hidden(features, labels):
-    """A quotient of sums inside of a function."""
-    weights = features["mask"] + 0.5
-    errors_of_rows = tf.reduce_sum(_errors(features, labels), 1)
-    return tf.function(lambda e, w: tf.reduce_sum(w * e) / tf.reduce_sum(w))(
-        errors_of_rows, weights
-    )
 
 
 def normalized(features, labels):
@@ -172,7 +169,6 @@ SAVED = "adam_penalized"  # of the cases, the one of which there are checkpoints
 UNEVEN = (_cycle((5, 3, 4, 1), STEPS), _cycle((2, 4, 3, 6), STEPS))
 UNEVEN_END = (_cycle((5, 3, 4, 1, 2), STEPS), _cycle((2, 4), 13))
 FIRST_ENDS = ((3, 1), _cycle((4, 1, 5), STEPS))
-EPOCHS = ((3, 3, 1) * 3, (3, 2) * 3)  # three epochs of 7 rows, and of 5, by 3
 NONE_IN_ONE = (_cycle((3, 5), 4), ())
 SHORT = ((5, 3, 4, 1), (2, 4, 3))
 _SINGLE = {"dtype": tf.float32}
@@ -185,11 +181,9 @@ CASES = {
     "embedding_adam": Case(embedded, adam, UNEVEN_END),
     "clipped": Case(penalized, None, UNEVEN_END, train=clipped),
     "static": Case(masked, adam, ((4, 4, 4), (4, 4)), is_static=True),
-    "epochs": Case(mean, momentum, EPOCHS),
     "none_in_one": Case(mean, adam, NONE_IN_ONE),
     "mixed": Case(mixed, adam, ((3, 2, 4), (2,)), kinds="mixed"),
     "wide": Case(wide, descend, SHORT, kinds="wide"),
-    "hidden": Case(hidden, descend, SHORT),
     "steep": Case(steep, descend, SHORT),
     "normalized": Case(normalized, descend, ((4, 3), (2, 3))),
     "noisy": Case(noisy, adam, SHORT, is_random=True),
@@ -202,7 +196,6 @@ OF_THREE = {
     "embedding_option": Case(
         embedded, momentum, ((2, 3), (5, 3, 4, 1, 2), (2, 4, 2)), {"clip_global_norm": 0.05}
     ),
-    "static": Case(masked, momentum, ((2, 2, 2),) * 3, is_static=True),
     "accumulated_clipped": Case(
         penalized, adam, (*SHORT, (1, 2, 3, 4)), {"accumulate_steps": 2, "clip_global_norm": 0.05}
     ),

@@ -1,6 +1,7 @@
 """A chief, a worker, two parameter servers and an evaluator, in processes of their own."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -46,6 +47,15 @@ def assert_same(found, expected, relative=1e-9):
         np.testing.assert_allclose(found[name], value, relative, 1e-11, err_msg=name)
 
 
+def joined(found):
+    """Returns variables whose parts are put together."""
+    whole = {}
+    for key in sorted(found):
+        name = re.sub(r"\|part_\d+", "", key)
+        whole[name] = np.concatenate([whole[name], found[key]]) if name in whole else found[key]
+    return whole
+
+
 # One worker alone.
 
 
@@ -53,7 +63,7 @@ def assert_same(found, expected, relative=1e-9):
 def test_one_worker_with_parameter_servers_is_one_device(ran, name):
     case = acts.CASES["static" if name == "one_tower" else name]
     expected = test_training.one_device(case, "train")
-    assert_same(exactness.arrays(ran / f"{name}-chief.npz"), expected)
+    assert_same(joined(exactness.arrays(ran / f"{name}-chief.npz")), joined(expected))
 
 
 def test_a_checkpoint_of_a_cluster_goes_on_in_a_cluster_and_on_one_device(ran):
@@ -84,6 +94,25 @@ def test_variables_take_turns_and_slots_stay_beside_them(ran):
     assert places["global_step"] == ["/job:ps/task:0"]
     powers = {place for name in ("beta1_power", "beta2_power") for place in places[name]}
     assert powers < set(PS)
+
+
+def test_each_server_has_a_slice_of_each_variable(ran):
+    places = plain(told(ran, "sliced")["places"])
+    for name in ("table", "table/Adagrad"):
+        assert [places[f"{name}/part_{n}"] for n in range(2)] == [[PS[0]], [PS[1]]]
+
+
+def test_parts_of_variables_take_turns_and_slots_stay_beside_them(ran):
+    places = plain(told(ran, "parted")["places"])
+    table = [f"parted/table/part_{n}" for n in range(2)]
+    assert [places[name] for name in table] == [[PS[0]], [PS[1]]]
+    assert [places[f"{name}/Momentum"] for name in table] == [[PS[0]], [PS[1]]]
+
+
+def test_each_device_of_the_worker_computes(ran):
+    own = {OWN.format("chief", n) for n in range(2)}
+    assert own <= set(told(ran, "parted")["types"]["MatMul"])
+    assert set(told(ran, "one_tower")["types"]["MatMul"]) == {OWN.format("chief", 0)}
 
 
 def test_balanced_variables_go_where_the_fewest_bytes_are(ran):
