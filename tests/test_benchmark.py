@@ -72,16 +72,6 @@ def test_every_subject_is_measured(tmp_path):
 
 
 @pytest.mark.thorough
-def test_every_model_is_built_by_towers_that_share_names(module, tmp_path):
-    file = tmp_path / "results.json"
-    models = module("names").MODELS
-    choice = ("--models", ",".join(models), "--towers", "2", "--subjects", "loop")
-    benchmark("build", *choice, *QUICK, "--json", str(file))
-    found = {model: "error" in result for (model, _), result in read(file).items()}
-    assert found == dict.fromkeys(models, False)
-
-
-@pytest.mark.thorough
 def test_a_profile_counts_transfers(tmp_path):
     file = tmp_path / "results.json"
     choice = ("--models", "mlp", "--towers", "2", "--subjects", "loop,limit")

@@ -22,25 +22,9 @@ from tests.cluster import once, processes
 TOP = pathlib.Path(__file__).parents[2]
 PATIENCE = 120  # seconds; what is waited for takes less than ten
 
-MODEL = '''
-from replicate import estimator
-from replicate.compat.tensorflow import tf, tf1
-
-def line(features, labels, mode):
-    """y = w x, w = 0 at first; loss is the mean of (w x - y)^2 / 2."""
-    w = tf1.get_variable("w", [], tf.float64, initializer=tf1.zeros_initializer())
-    y = w * features["x"]
-    if mode == estimator.ModeKeys.PREDICT:
-        output = estimator.export.PredictOutput({"y": y})
-        return estimator.EstimatorSpec(mode, {"y": y}, export_outputs={"serving_default": output})
-    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
-    metrics = {"w": tf1.metrics.mean(w)}
-    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
-'''
-
 # 13 rows in batches of 4: the last batch of an epoch has one row, and a worker none.
 CONFIG = """
-model_fn: line_of_launch:line
+model_fn: tests.app.line:line
 optimizer: {name: Momentum, learning_rate: 0.01, momentum: 0.9}
 devices: {cpu: 2}
 seed: 3
@@ -80,7 +64,6 @@ def make_folder(tmp_path_factory):
 
 
 def filled(folder):
-    (folder / "line_of_launch.py").write_text(MODEL)
     (folder / "line.yaml").write_text(CONFIG)
     (folder / "steady.yaml").write_text(STEADY)
     x = np.arange(1, 14) / 8
@@ -139,6 +122,7 @@ def train_once(tmp_path_factory):
     return once.made(tmp_path_factory, "launched", train)
 
 
+@pytest.mark.thorough
 def test_a_launched_training_is_that_of_one_process(trained):
     folder, told, _ = trained
     train_alone(folder, "line.yaml", "alone")
@@ -155,6 +139,7 @@ def test_a_launched_training_is_that_of_one_process(trained):
     assert told["step"] == found["global_step"]
 
 
+@pytest.mark.thorough
 def test_the_chief_alone_writes_what_one_process_writes(trained):
     folder, told, _ = trained
     written = {one: set(os.listdir(folder / one)) for one in ("out", "alone")}
@@ -171,6 +156,7 @@ def test_the_chief_alone_writes_what_one_process_writes(trained):
     assert (folder / told["path"] / "saved_model.pb").exists()
 
 
+@pytest.mark.thorough
 def test_logs_say_who_waited_and_nothing_is_left(trained):
     folder, told, err = trained
     assert "logs: out/logs" in err
@@ -206,20 +192,15 @@ def test_who_is_stopped_or_loses_one_goes_on_to_the_same_weights(folder):
     assert f"stopped; step {step} is saved in steady; the same command goes on" in err
     assert step % 10 or step > 10  # it was saved when the signal came
 
-    for name in ("worker-0", "chief-0"):
-        with launching(folder, "steady.yaml", "steady") as process:
-
-            def kill(name=name):
-                os.kill(processes_of(folder, "steady")[name], signal.SIGKILL)
-
-            err = ended(folder, process, reach=10, act=kill)
-            assert process.returncode == 1, err
-        shown = name.replace("-", ":")
-        assert f"{shown} was ended by SIGKILL; the others were ended. The end of steady/logs" in err
-        assert "Traceback" not in err
-        assert weights(folder / "steady")["global_step"] > step
-        step = weights(folder / "steady")["global_step"]
-        assert f"Step {step} is saved in steady; the same command goes on from there." in err
+    with launching(folder, "steady.yaml", "steady") as process:
+        kill = lambda: os.kill(processes_of(folder, "steady")["chief-0"], signal.SIGKILL)  # noqa: E731
+        err = ended(folder, process, reach=10, act=kill)
+        assert process.returncode == 1, err
+    assert "chief:0 was ended by SIGKILL; the others were ended. The end of steady/logs" in err
+    assert "Traceback" not in err
+    assert weights(folder / "steady")["global_step"] > step
+    step = weights(folder / "steady")["global_step"]
+    assert f"Step {step} is saved in steady; the same command goes on from there." in err
 
     with launching(folder, "steady.yaml", "steady", "--train.steps", f"{step + 7}") as process:
         err = process.communicate(timeout=PATIENCE)[1]
@@ -280,6 +261,7 @@ def test_strategies_that_would_leave_workers_alone_are_refused(folder, capsys):
     assert "strategy: must be multi_worker where a cluster has 2 workers" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_other_commands_do_not_join_the_cluster(trained, monkeypatch, capsys):
     folder, told, _ = trained
     tasks = {

@@ -1,4 +1,7 @@
-"""Workers that split the same graph are one device on all their rows."""
+"""Workers that split the same graph are one device on all their rows.
+
+These join whatever can be joined; that Estimators do is in `tests/cluster/test_training.py`.
+"""
 
 import pathlib
 import pickle
@@ -10,7 +13,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 from replicate.splitting import batches
 from tests import exactness
-from tests.cluster import cases, once, processes, test_training
+from tests.cluster import once, processes
 from tests.splitting import workers_models
 
 SCRIPT = pathlib.Path(__file__).with_name("workers_script.py")
@@ -22,18 +25,10 @@ MODELS = [
     "joins_in_branches",
     "picked_rows",
     "random_by_the_first",
+    "norm_layers_2d",
 ]
-MORE = ["simclr", "softmax_over_the_batch", "norm_layers_2d", "loop_with_a_batch_mean"]
 FEW = ["looked_up", "joins_of_all_kinds", "joins_in_branches", "picked_rows"]
-STATIC = [
-    "static plain",
-    "static clipped_by_the_norm",
-    "static norm_layers_2d",
-    "static rows_read_whole",
-    "static joins_of_all_kinds",
-]
-TRAINED = ["adam_penalized", "static", "none_in_one", "mixed", "wide"]
-OF_THREE = ["sgd", "embedding_option"]
+STATIC = ["static rows_read_whole", "static joins_of_all_kinds"]
 
 
 def ran(factory, towers: int, rows: tuple[int, ...], works: list[str]) -> pathlib.Path:
@@ -53,9 +48,7 @@ def two_by_two(request, tmp_path_factory) -> pathlib.Path:
     """What two workers of two devices make, of 4 and 3 rows."""
     ours = [one for one in request.session.items if one.path == request.path]
     wanted = {one.callspec.params["name"] for one in ours if "two_by_two" in one.fixturenames}
-    works = [name for name in (*MODELS, *MORE, *STATIC) if name in wanted]
-    works += [f"train {name}" for name in TRAINED if name in wanted]
-    return ran(tmp_path_factory, 2, (4, 3), works)
+    return ran(tmp_path_factory, 2, (4, 3), [each for each in (*MODELS, *STATIC) if each in wanted])
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +60,7 @@ def one_without_rows(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def three_by_one(tmp_path_factory) -> pathlib.Path:
     """What three workers of one device make."""
-    works = [*FEW, *[f"train {name}" for name in OF_THREE]]
-    return ran(tmp_path_factory, 1, (3, 2, 2), works)
+    return ran(tmp_path_factory, 1, (3, 2, 2), FEW)
 
 
 def require_one_device(folder: pathlib.Path, name: str, rows: tuple[int, ...]) -> None:
@@ -85,7 +77,7 @@ def require_one_device(folder: pathlib.Path, name: str, rows: tuple[int, ...]) -
 
 
 @pytest.mark.thorough("plain", "joins_of_all_kinds", "picked_rows", "norm_layers_2d")
-@pytest.mark.parametrize("name", [*MODELS, *MORE, *STATIC])
+@pytest.mark.parametrize("name", [*MODELS, *STATIC])
 def test_two_workers_of_two_devices_are_one_device(two_by_two, name):
     require_one_device(two_by_two, name, (4, 3))
 
@@ -100,31 +92,6 @@ def test_a_worker_may_have_no_rows(one_without_rows, name):
 @pytest.mark.parametrize("name", FEW)
 def test_three_workers_of_one_device_are_one_device(three_by_one, name):
     require_one_device(three_by_one, name, (3, 2, 2))
-
-
-@pytest.mark.thorough("adam_penalized", "none_in_one")
-@pytest.mark.parametrize("name", TRAINED)
-def test_an_estimator_trains_and_evaluates_as_on_one_device(two_by_two, name):
-    require_trained(two_by_two, cases.CASES[name], name, 2)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", OF_THREE)
-def test_three_estimators_train_as_one_device(three_by_one, name):
-    require_trained(three_by_one, cases.OF_THREE[name], name, 3)
-
-
-def require_trained(folder: pathlib.Path, case: cases.Case, name: str, workers: int) -> None:
-    """Requires that all workers' variables, and metrics, are one device's."""
-    expected = test_training.one_device(case, "train")
-    metrics = test_training.one_device(case, "eval", expected) if case.is_evaluated else {}
-    for worker in range(workers):
-        found = exactness.arrays(folder / f"{name}-{worker}.npz")
-        for variable, value in expected.items():
-            key = f"{variable} of tower 0"
-            np.testing.assert_allclose(found[key], value, 1e-9, 1e-11, err_msg=key)
-        for metric, value in metrics.items():
-            np.testing.assert_allclose(found[f"metric {metric}"], value, 1e-5, err_msg=metric)
 
 
 # Parts of it, in one process.

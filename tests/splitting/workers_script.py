@@ -2,7 +2,6 @@
 
 A work is the name of a model; with `static ` in front of it the graph knows how many rows there
 are. TOWERS says how many devices each worker has, ROWS how many rows of each worker (as `4,3`).
-Or it is `train `, and a case of `tests.cluster.cases` that is trained by an Estimator.
 """
 
 import json
@@ -24,7 +23,6 @@ def main(folder: pathlib.Path, number: int, size: int, works: list[str]) -> None
 
     import replicate
     from replicate.compat.tensorflow import tf, tf1
-    from tests.cluster import cases
     from tests.splitting import workers_models
 
     tf1.disable_eager_execution()
@@ -35,16 +33,8 @@ def main(folder: pathlib.Path, number: int, size: int, works: list[str]) -> None
     strategy = replicate.MultiWorkerStrategy(devices=towers, timeout=30, communication="ring")
     rows = [int(each) for each in os.environ["ROWS"].split(",")]
     for name in works:
-        kind, _, case = name.partition(" ")
-        if kind == "train":
-            split = {
-                key: each._replace(options={**each.options, "tower_building": "split"})
-                for key, each in cases.cases_of(size).items()
-            }
-            worker.train(worker.Worker(folder, number, strategy, split), case)
-            continue
-        is_static = kind == "static"
-        found = workers_models.run(case if is_static else name, is_static, strategy, number, rows)
+        bare = name.removeprefix("static ")
+        found = workers_models.run(bare, bare != name, strategy, number, rows)
         (folder / f"{name}-{number}.pickle").write_bytes(pickle.dumps(found))
         print(name, flush=True)
 
