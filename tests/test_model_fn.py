@@ -93,7 +93,10 @@ def test_model_fn_gets_only_the_arguments_it_names(building, calls):
         return linear_model_fn(features, None, mode)
 
     replicated = model_fn.replicate_model_fn(
-        model, lambda params: descend(), TWO, tower_building=building
+        model,
+        lambda params: tf1.train.GradientDescentOptimizer(params["rate"]),
+        TWO,
+        tower_building=building,
     )
     params = {"rate": 1.0}
     with tf.Graph().as_default():

@@ -65,5 +65,9 @@ class StrategyContract(
     """Every behaviour: what a strategy promises."""
 
 
-class ReductionContract(reducing.Reducing, bridging.Bridging, Contract):
+class PlacementContract(assignments.Assignments, variables.Variables, Contract):
+    """The behaviours of variables: what a strategy that differs in their devices promises."""
+
+
+class ReductionContract(reducing.Reducing, Contract):
     """The behaviours that reduce: what a strategy that differs in its reduction promises."""

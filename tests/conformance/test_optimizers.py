@@ -46,7 +46,7 @@ def one_device(tmp_path_factory):
         return after_three_steps(step, tmp_path_factory.mktemp("one"))
 
 
-@pytest.mark.thorough("parameter_server", "mirrored")
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("name", strategies.SEVERAL)
 def test_every_optimizer_gives_what_one_device_gives(name, one_device, tmp_path):
     with tf.Graph().as_default():

@@ -17,7 +17,7 @@ class TestParameterServer(contract.StrategyContract):
 
 
 @pytest.mark.thorough
-class TestRoundRobinParameterServers(contract.StrategyContract):
+class TestRoundRobinParameterServers(contract.PlacementContract):
     name = "round_robin"
 
 

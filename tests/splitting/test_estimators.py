@@ -26,27 +26,7 @@ def momentum():
     return tf1.train.MomentumOptimizer(0.1, 0.9)
 
 
-# Models; what optimizers do is in `tests/law` and `tests/training`.
-
-
-def of_params(features, labels, mode, params):
-    assert params["rate"] == 0.2
-    return model(features, labels, mode)
-
-
-def optimizer_of_params(params):
-    return tf1.train.GradientDescentOptimizer(params["rate"])
-
-
-def of_params_alone(features, labels, mode, params):
-    return stepping(lambda: optimizer_of_params(params))(features, labels, mode)
-
-
-def partly_trained(features, labels, mode):
-    """A model with a variable that the loss does not see, and updates by the batch."""
-    tf1.get_variable("unseen", [2], tf.float64, tf1.ones_initializer())
-    x = tf1.layers.batch_normalization(features["x"], training=mode == "train")
-    return model({**features, "x": x}, labels, mode)
+# Models; what optimizers and batch normalisation do is in `tests/law` and `tests/training`.
 
 
 def of_one_tower(features, labels, mode):
@@ -70,18 +50,8 @@ def parted(features, labels, mode):
         return model(features, labels, mode)
 
 
-MODELS = {
-    "balanced": (model, momentum, None, {"strategy": "balanced"}),
-    "params": (of_params, optimizer_of_params, of_params_alone, {"params": {"rate": 0.2}}),
-    "partly trained": (partly_trained, momentum, None, {}),
-    "one tower": (of_one_tower, sgd, stepping(sgd, twice), {"modes": ["train"]}),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_one_devices(tmp_path, name):
-    made, optimizer_fn, reference, options = MODELS[name]
-    require_one_device(tmp_path, made, optimizer_fn, reference, **options)
+def test_to_the_model_there_is_one_tower(tmp_path):
+    require_one_device(tmp_path, of_one_tower, sgd, stepping(sgd, twice), modes=["train"])
 
 
 def test_training_and_evaluating_in_turn(tmp_path):

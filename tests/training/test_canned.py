@@ -50,7 +50,6 @@ def alone(tmp_path_factory):
         (None, None, 1),
         (None, "round_robin", 3),
         (None, "mirrored", 2),
-        ("sum", "parameter_server", 2),
         ("sum", "mirrored", 2),
     ],
 )

@@ -318,14 +318,16 @@ class Setting:
         num_devices: K.
         sizes: How many rows; with a static batch one number.
         is_static: Whether the graph knows how many.
-        most: How many combinations of states are tried of each case.
+        some: How many combinations of states are tried of each case.
+        others: If any, so many of those that are left are tried in place of them.
     """
 
     world: str
     num_devices: int
     sizes: tuple[int, ...]
     is_static: bool = False
-    most: int = MOST_COMBINATIONS
+    some: int = MOST_COMBINATIONS
+    others: int = 0
 
     def __str__(self) -> str:
         kind = "static" if self.is_static else "dynamic"
@@ -581,11 +583,17 @@ class Outcome:
 
 def entries_of(family: Family, setting: Setting) -> list[tuple[Case, tuple]]:
     """Returns what a family tries in a setting."""
-    return [
-        (case, states)
-        for case in family.cases
-        for states in some(case.combinations(), min(setting.most, family.most), str(setting))
-    ]
+    return [(case, states) for case in family.cases for states in states_of(case, family, setting)]
+
+
+def states_of(case: Case, family: Family, setting: Setting) -> list[tuple]:
+    """Returns the combinations of states in which a case is tried."""
+    combinations, seed = case.combinations(), str(setting)
+    found = some(combinations, min(setting.some, family.most), seed)
+    if not setting.others:
+        return found
+    left = [states for states in combinations if states not in found]
+    return some(left, min(setting.others, family.most), seed)
 
 
 def some(combinations: list, most: int, seed: str) -> list:
