@@ -91,8 +91,8 @@ for line in (
     ["evaluate"],
     ["predict", "--output", folder + "/p.csv"],
     ["export"],
-    ["verify"],
     ["describe"],
+    *([["verify"]] if "split" in options else []),  # which calls the same of either
 ):
     code = cli.main([line[0], config, "--model-dir", folder + "/run", *options, *line[1:]])
     if code:

@@ -8,8 +8,8 @@ from scripts import fuzz_models
 from scripts.fuzzing import children, growing, programs, running, shrinking
 
 LINES = 4  # so that each takes half a second: `scripts/fuzz_models.py --lines 4`
-QUICK = range(10)
-THOROUGH = range(10, 30)
+QUICK = range(3, 13)
+THOROUGH = range(19, 35)
 DOUBLED = programs.Program(
     title="A model whose loss is a sum of rows.",
     setting=running.Setting(2, (3, 3), is_static=True, modes=("train", "eval")),

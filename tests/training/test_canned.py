@@ -47,9 +47,7 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize(
     ("reduction", "strategy", "devices"),
     [
-        (None, None, 1),
         (None, "round_robin", 3),
-        (None, "mirrored", 2),
         ("sum", "mirrored", 2),
     ],
 )
