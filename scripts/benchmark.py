@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Measures what tests must not assert on: time and memory of replicate and of its peers.
 
+scripts/benchmark.py gpu                figures of this machine's GPUs, in ten minutes
 scripts/benchmark.py steps --models mlp,deep --towers 2,8 --subjects ours,mirrored,loop
 scripts/benchmark.py turns --models deep --subjects ours,ours@beside --beside ../before
 scripts/benchmark.py build --models deep --towers 8,32 --subjects ours,ours:call,one
@@ -24,7 +25,17 @@ import functools
 import json
 import sys
 
-from benchmarking import building, clusters, goals, names, processes, rounds, tables, traffic
+from benchmarking import (
+    building,
+    clusters,
+    goals,
+    names,
+    overview,
+    processes,
+    rounds,
+    tables,
+    traffic,
+)
 
 COMMANDS = {
     "steps": ("steps",),
@@ -48,6 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"measures {', '.join(measures)}{how}")
         _add_choice(command, profile=name == "profile")
         _add_method(command, 1 if name == "profile" else 5)
+    command = commands.add_parser("gpu", help="the first tables of docs/performance.md")
+    _add_choice(command, profile=False)
+    command.set_defaults(towers=None, subjects=overview.SUBJECTS)
+    _add_method(command, 2)
     command = commands.add_parser("cluster", help="measures several processes on loopback")
     _add_cluster(command)
     _add_method(command, 5)
@@ -77,6 +92,8 @@ def main() -> None:
         if min(options.towers) < 2:
             parser.error("argument --towers: must be at least 2; one device moves nothing")
         print(traffic.counted(options.models, options.towers))
+    elif options.command == "gpu":
+        _measure_gpus(options, parser)
     elif options.command == "models":
         known = building.names()
         unknown = [name for name in options.models if name not in known]
@@ -165,6 +182,8 @@ def _cases(options: argparse.Namespace) -> rounds.Cases:
             for workers in options.workers
             for subject in options.subjects
         }
+    if options.command == "gpu":
+        return overview.cases(options.models, options.towers, options.subjects, options.cpu)
     measures = COMMANDS[options.command]
     return rounds.cases(options.models, options.towers, options.subjects, measures)
 
@@ -189,10 +208,24 @@ def _measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> No
             clusters.Clusters, steps=options.steps, servers=options.ps, trace=options.trace
         )
         method = method._replace(make=make)
-    results, machine = rounds.run(_cases(options), method, in_turns=options.command == "turns")
+    in_turns = options.command in ("turns", "gpu")
+    results, machine = rounds.run(_cases(options), method, in_turns=in_turns)
     _print(options.command, results, machine)
     if options.plot:
         tables.plot(results, tuple(names.MEASURES), options.plot)
+
+
+def _measure_gpus(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Measures this machine's GPUs, and counts bytes."""
+    found = [] if options.cpu else overview.gpus(options.python)
+    try:
+        options.towers = overview.towers(found, options.towers, options.cpu)
+    except ValueError as e:
+        parser.error(str(e))
+    print("Devices:", ", ".join(found) or f"one CPU, shown as {max(options.towers)}")
+    options.dataset = True
+    _measure(options, parser)
+    print(f"\n{overview.held_and_moved(options.models, options.towers)}")
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -205,7 +238,9 @@ def _show(options: argparse.Namespace) -> None:
 def _print(command: str, results: rounds.Results, machine: dict) -> None:
     print(tables.about(machine, results), end="\n\n")
     parts = [tables.profiles(results)]
-    if command != "table":
+    if command == "gpu":
+        parts.append(overview.shown(results))
+    elif command != "table":
         parts.append(tables.measured(results, tuple(names.MEASURES | names.OF_CLUSTERS)))
     if command in ("table", "show"):
         parts.append(goals.table(results))

@@ -14,8 +14,8 @@ HEAD = """# Versions
 
 The conformance suite (the contract's behaviour, through public names alone) on every TensorFlow
 that is supported, with every Python that has wheels of it: tests that passed, and those that
-failed, if any. `–`: TensorFlow has no wheels for this Python. Made by `nox` and
-`scripts/versions.py`.
+failed, if any. The suite grows: a pair with fewer tests than another one was run before it, and not
+again. `–`: TensorFlow has no wheels for this Python. Made by `nox` and `scripts/versions.py`.
 """
 _NONE = "–"
 

@@ -135,7 +135,7 @@ def test_a_ratio_is_the_median_of_pairs(module):
 def test_subjects_are_read(module):
     names = module("names")
     subject = names.parse("ours:call:mirrored:own@beside")
-    assert subject[1:] == ("ours", "call", "mirrored", True, True)
+    assert subject[1:] == ("ours", "call", "mirrored", True, True, False, True)
     assert names.parse("ours:split").tower_building == "split"
     with pytest.raises(ValueError, match=r"options of ours are call, split, param.*got 'later'"):
         names.parse("ours:later")
@@ -179,8 +179,10 @@ def test_bytes_are_told_beside_their_bounds(module):
         assert weights + rows / 2 <= moved <= weights + rows / 2 + 1
         assert row["/ring"] == f"{moved / weights:.2f}"
     # The first of the kernels, which no placement divides, is 784 * 256 * 4 bytes.
-    assert [row["held"] for row in found.values()] == ["3,231.9", "3,225.6", "2,408.4", "3,231.9"]
-    assert [row["/share"] for row in found.values()] == ["2.00", "2.00", "1.49", "2.00"]
+    assert [row["held"] for row in found.values()] == [
+        *("3,231.9", "3,225.6", "2,408.4", "2,408.4", "3,231.9")
+    ]
+    assert [row["/share"] for row in found.values()] == ["2.00", "2.00", "1.49", "1.49", "2.00"]
 
 
 @pytest.mark.thorough
@@ -209,3 +211,57 @@ def test_an_unknown_model_is_named(module):
     script = importlib.import_module("benchmark")
     with pytest.raises(argparse.ArgumentTypeError, match="'mpl' is none of mlp, cnn"):
         script._models("mpl")
+
+
+def cells(line):
+    """Returns the cells of a row of a table."""
+    return line.strip("| ").split(" | ")
+
+
+def test_options_of_subjects_are_read(module):
+    names = module("names")
+    assert names.parse("ours:mirrored:no_nccl:xla")[3:] == ("mirrored", False, False, True, False)
+    assert names.parse("mirrored:xla").has_xla
+    assert names.parse("mirrored").has_nccl
+    with pytest.raises(ValueError, match="only ours has options but xla"):
+        names.parse("mirrored:no_nccl")
+
+
+def test_as_many_gpus_are_measured_as_there_are_and_none_is_bad_usage(module):
+    towers = module("overview").towers
+    assert towers(["a"] * 5, None, False) == (2, 4)
+    assert towers(["a"] * 5, (3, 5), False) == (3, 5)
+    assert towers([], None, True) == (2, 4, 8)
+    with pytest.raises(ValueError, match=r"Measuring 2 devices .* sees 0 GPUs .* --cpu shows"):
+        towers([], None, False)
+    with pytest.raises(ValueError, match=r"Measuring 8 devices .* sees 4 GPUs "):
+        towers(["a"] * 4, (2, 8), False)
+
+
+def test_the_first_tables_have_ratios_to_each_other_way(module):
+    overview, rounds = module("overview"), module("rounds")
+    assert "ours:mirrored:no_nccl" in overview.SUBJECTS
+    cases = overview.cases(["mlp"], [2], overview.SUBJECTS, on_cpu=True)
+    assert rounds.Case("mlp", 2, "ours:mirrored:no_nccl") not in cases
+    rates = {"one": 100.0, "mirrored": 50.0, "loop": 80.0, "ours": 120.0, "ours:xla": 150.0}
+    results = {
+        rounds.Case("mlp", 2, subject): [{"build": rate / 100}, {"steps": rate}]
+        for subject, rate in rates.items()
+    }
+    lines = [cells(line) for line in overview.shown(results).splitlines()]
+    # 120 / 100, 120 / 50, none of CentralStorageStrategy, 120 / 80.
+    assert ["mlp", "2", "parameter_server", "120.0", "1.20", "2.40", "–", "1.50"] in lines
+    assert ["mlp", "2", "1.00", "0.50", "–", "0.80", "1.20", "–", "1.20"] in lines
+    # Neither NCCL nor one device under XLA was measured; 150 / 120 is.
+    assert ["mlp", "2", "–", "–", "1.25", "–", "–"] in lines
+
+
+@pytest.mark.thorough
+def test_the_first_tables_are_measured_without_gpus():
+    choice = ("--models", "mlp", "--towers", "2", "--subjects", "one,ours,ours:xla")
+    lines = map(cells, benchmark("gpu", *choice, *QUICK).stdout.splitlines())
+    steps, _, builds, with_xla, held, moved = (one for one in lines if one[:2] == ["mlp", "2"])
+    assert [float(cell) > 0 for cell in (*steps[3:5], builds[2], with_xla[4])] == [True] * 4
+    # (3 * 269,322 * 4 bytes) / 2, of which one device holds all or, balanced, the first kernel.
+    assert held[2:] == ["1,615.9", "2.00", "2.00", "1.49", "1.49", "2.00"]
+    assert moved[2] == "1,077.3"

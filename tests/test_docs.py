@@ -112,6 +112,17 @@ def test_links_lead_somewhere(document):
         assert not anchor or anchor in anchors(file), target
 
 
+def test_messages_name_pages_that_are_there():
+    package = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("replicate/**/*.py"))
+    named = re.findall(r'docs/([\w-]+\.md)|"([\w-]+\.md)(?:#([\w-]+))?"', package)
+    named += re.findall(r"docs/([\w-]+\.md)()#([\w-]+)", package)
+    assert len(named) > 5
+    for one, another, anchor in named:
+        file = ROOT / "docs" / (one or another)
+        assert file.exists(), file
+        assert not anchor or anchor in anchors(file), anchor
+
+
 def anchors(document):
     """Returns what a link to a heading of a document may end in."""
     headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)

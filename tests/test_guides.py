@@ -1,11 +1,17 @@
-"""The examples of the guides run, or are what the commands and configs take."""
+"""The guides begin with an answer, and their examples run and print what they show.
+
+A block whose first line is a comment with a file's name is that file. Other Python runs, block
+after block; so do commands above the text that they print.
+"""
 
 import importlib.util
+import logging
 import re
 import shlex
 import subprocess
 import sys
 import types
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -15,31 +21,44 @@ import yaml
 import replicate
 from replicate.app.command import cli
 from replicate.app.config import config
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base
 
 ROOT = Path(__file__).parent.parent
-README, COMMANDS, HOW_TO, MIGRATION, PYTHON, STRATEGIES = (
-    (ROOT / name).read_text(encoding="utf-8")
-    for name in (
-        "README.md",
-        "docs/commands.md",
-        "docs/how-to.md",
-        "docs/migration.md",
-        "docs/python.md",
-        "docs/strategies.md",
-    )
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml))\b")
+NUMBER = re.compile(r"[(]?-?\d[\d,]*(\.\d+)?(e-?\d+)?[.,:)]*")
+MOST_LINES = 15
+IN_PROCESSES = ("machines", "servers")  # tests/cluster/test_guide.py runs these
+
+
+def page(name):
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+COMMANDS, CONFIGS, PORTING, STRATEGIES, WATCHING = map(
+    page, ("commands", "configs", "porting", "strategies", "watching")
 )
+GUIDES = re.findall(r"^\| [^|]+ \| \[[^]]+\]\(docs/([\w-]+)\.md\) \|$", page("../README"), re.M)
+SLOW = ("checkpoints", "porting", "verifying")
+RUN = [
+    pytest.param(name, marks=[pytest.mark.thorough] * (name in SLOW))
+    for name in GUIDES
+    if name not in (*IN_PROCESSES, "performance")
+]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`Model.state_updates` will be removed"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # an Estimator's temporary folder
+    # Keras 2.15 asks for a seed so.
+    pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning"),
 ]
 
 
 def examples(text, language):
     """Returns the blocks of a language."""
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return [block for found, block in BLOCK.findall(text) if found == language]
 
 
 def run(source, path):
@@ -50,28 +69,130 @@ def run(source, path):
     return module
 
 
-@pytest.mark.filterwarnings("ignore:`Model.state_updates` will be removed")
-def test_the_examples_of_the_migration_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = run("\n".join(examples(MIGRATION, "python")), tmp_path / "migrated.py")
-    assert found.mirrored.get_variable_value("global_step") == 3
-    assert found.fitted.get_variable_value("estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE") == 3
-    assert found.on_devices.get_variable_value("global_step") == 3
+def on_made_cpus(text):
+    """Returns a config for the suite's logical CPUs, which are made already."""
+    return text.replace("devices: {cpu: 2}", 'devices: ["/cpu:0", "/cpu:1"]')
 
 
-def test_the_examples_of_python_continue_the_readme(tmp_path, monkeypatch):
+def prepare(text, folder):
+    """Gives a folder what a clone has, and the files of a page."""
+    for name in ("configs", "replicate"):
+        (folder / name).symlink_to(ROOT / name)
+    for _, block in BLOCK.findall(text):
+        if found := FILE.match(block):
+            (folder / found[1]).write_text(on_made_cpus(block), encoding="utf-8")
+
+
+def missing(shown, printed):
+    """Returns the first line of a text that is not printed, in order behind those before it."""
+    lines = iter(printed.splitlines())
+    return next((one for one in shown.splitlines() if not any(alike(one, n) for n in lines)), None)
+
+
+def alike(shown, printed):
+    """Whether two lines have the same words; numbers that are not whole may be others."""
+    pairs = zip_longest(shown.split(), printed.split(), fillvalue="")
+    return all(map(is_alike, *zip(*pairs, strict=True))) if shown.strip() else True
+
+
+def is_alike(shown, printed):
+    if shown == printed or set(shown + printed) <= set("-"):
+        return True
+    is_whole = all(word.strip(".,:()").isdigit() for word in (shown, printed))
+    return not is_whole and all(NUMBER.fullmatch(word) for word in (shown, printed))
+
+
+class Told(logging.Handler):
+    """Shows what the package tells where the test's output is taken."""
+
+    def emit(self, record):
+        print(record.getMessage(), file=sys.stderr)
+
+
+@pytest.fixture
+def told():
+    """Lets a page begin as a process does: what is told once is told, nothing is open."""
+    handler, logger = Told(), logging.getLogger("replicate")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    tf1.summary.FileWriterCache.clear()
+    yield
+    logger.setLevel(logging.NOTSET)
+    logger.removeHandler(handler)
+
+
+class Reader:
+    """Somebody who copies what a page has into a folder, and runs it there."""
+
+    def __init__(self, capsys):
+        self._capsys, self._names = capsys, {"__name__": "__main__"}
+        self._printed, self.missing = "", []
+
+    def read(self, blocks):
+        """Runs Python, and commands whose output is shown; compares what they print."""
+        for number, (language, block) in enumerate(blocks):
+            after = blocks[number + 1] if number + 1 < len(blocks) else ("", "")
+            shown = after[1] if after[0] == "text" else None
+            if language == "python" and not FILE.match(block):
+                exec(compile(block, "example", "exec"), self._names)
+            elif language == "sh" and shown is not None:
+                for arguments in commands(f"```sh\n{block}```"):
+                    assert cli.main([*arguments, *devices_for(arguments)]) == 0
+                    self._take()
+            else:
+                continue
+            self._take()
+            if shown is not None and (line := missing(shown, self._printed)):
+                self.missing.append((line, self._printed))
+            self._printed = ""
+
+    def _take(self):
+        taken = self._capsys.readouterr()
+        self._printed += taken.err + taken.out
+
+
+def devices_for(arguments):
+    """Returns what gives a config of the clone the suite's logical CPUs."""
+    is_given = len(arguments) > 1 and arguments[1].startswith("configs/")
+    return ["--set", "devices=[/cpu:0, /cpu:1]"] if is_given else []
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_guide_prints_what_it_shows(name, tmp_path, monkeypatch, capsys, told):
     monkeypatch.chdir(tmp_path)
-    *example, _, _ = examples(PYTHON, "python")  # the last two are about logging
-    found = run("\n".join([examples(README, "python")[0], *example]), tmp_path / "examples.py")
-    assert found.found.holds
-    with found.predictor as predictor:
-        (predicted,) = predictor({"x": np.ones([5, 1], np.float32)}).values()
-    np.testing.assert_allclose(predicted, np.full([5, 1], 3.0), atol=0.05)  # y = 3 x
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = page(name)
+    if name == "watching":  # what is left sets the process's loggers
+        text = text.partition("## A quiet TensorFlow")[0]
+    prepare(text, tmp_path)
+    reader = Reader(capsys)
+    reader.read(BLOCK.findall(text))
+    assert reader.missing == []
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_guide_begins_with_a_short_answer_and_its_output(name):
+    begin = page(name).partition("\n## ")[0]
+    if name == "performance":
+        assert begin.count("\n| ") > 5  # its answer is a table
+        return
+    languages = [language for language, _ in BLOCK.findall(begin)]
+    answer = languages[: languages.index("text")]
+    blocks = [block for _, block in BLOCK.findall(begin)[: len(answer)]]
+    assert [block for block in blocks if block.count("\n") > MOST_LINES] == []
+    assert begin.index("```") < 300  # nothing but a sentence comes first
+
+
+def test_every_guide_is_in_the_table_and_in_the_menu():
+    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("theme:")[0])
+    (listed,) = (one["Guides"] for one in menu["nav"] if "Guides" in one)
+    pages = [name.removesuffix(".md") for one in listed for name in one.values()]
+    assert pages == [name for name in GUIDES if name != "performance"]
 
 
 @pytest.mark.thorough
 def test_the_lines_that_quiet_tensorflow_do(tmp_path):
-    quiet, logs = examples(PYTHON, "python")[-2:]
+    quiet, logs = examples(WATCHING, "python")[-2:]
     loud = "import replicate\ntf.get_logger().warning('not this')\n"
     loud += "logging.getLogger('replicate').info('but this')\n"
     (tmp_path / "quiet.py").write_text(quiet + logs + loud, encoding="utf-8")
@@ -100,7 +221,7 @@ def test_every_strategy_of_a_name_is_in_the_guide():
 
 def replacements():
     """Returns the names on the right of the last table that are spelt out."""
-    rows = MIGRATION.partition("## Replacements of `tf.contrib`\n")[2]
+    rows = PORTING.partition("## Replacements of `tf.contrib`\n")[2]
     cells = re.findall(r"^\| `tf\.contrib[^|]*\|([^|]*)\|$", rows, re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)]
     return [name for name in names if name != "params"]
@@ -118,65 +239,57 @@ def test_what_replaces_tf_contrib_is_there():
 
 
 def commands(text):
-    """Returns the arguments of each `replicate` command in the shell's blocks."""
-    blocks = "\n".join(examples(text, "sh")).replace("\\\n", " ")
+    """Returns the arguments of each `replicate` command in the shell's blocks, scripts apart."""
+    blocks = "\n".join(one for one in examples(text, "sh") if not one.startswith("#!"))
+    blocks = blocks.replace("\\\n", " ")
     lines = [line.partition("replicate ") for line in blocks.splitlines()]
     return [shlex.split(rest, comments=True) for _, word, rest in lines if word]
 
 
 _WITHOUT_KEYS = ("init", "plot")
-_SHELLS = [
-    given
-    for given in commands(HOW_TO + COMMANDS)
+_SHELLS = {
+    " ".join(given): given
+    for given in commands("".join(map(page, ("commands", *GUIDES))))
     if given[0] not in _WITHOUT_KEYS and "--" not in given  # a script of one's own
-]
+}
 
 
-@pytest.mark.parametrize("arguments", _SHELLS, ids=lambda given: " ".join(given)[:60])
+@pytest.mark.parametrize("arguments", _SHELLS.values(), ids=[name[:60] for name in _SHELLS])
 def test_the_commands_of_the_guides_are_understood(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    write_first_config(tmp_path)
-    given = arguments[: next((i for i, a in enumerate(arguments) if a in ("||", "|", ";")), None)]
+    prepare("".join(map(page, GUIDES)), tmp_path)
+    given = arguments[: next((i for i, a in enumerate(arguments) if a in ("||", "|", "&&")), None)]
     if given[0] != "check":
         given.append("--print-config")
-    assert cli.main([one.replace("*", "digits") for one in given]) == 0
+    assert cli.main([one.replace("*", "digits").strip("'") for one in given]) == 0
     capsys.readouterr()
 
 
-def write_first_config(folder):
-    """Writes the files that the section on a first config has."""
-    (folder / "mine.yaml").write_text(first_config(), encoding="utf-8")
-
-
 def first_config():
-    (found,) = (block for block in examples(HOW_TO, "yaml") if "model_fn:" in block)
+    (found,) = (block for block in examples(CONFIGS, "yaml") if "# mine.yaml" in block)
     return found
 
 
-def test_the_keys_in_the_how_to_are_keys_of_a_config(tmp_path):
-    for block in examples(HOW_TO, "yaml"):
+def test_the_keys_in_the_guides_are_keys_of_a_config(tmp_path):
+    blocks = [block for name in GUIDES for block in examples(page(name), "yaml")]
+    for block in blocks:
         merged = yaml.safe_load(first_config()) | yaml.safe_load(block)
-        (tmp_path / "merged.yaml").write_text(yaml.safe_dump(merged), encoding="utf-8")
-        config.load(str(tmp_path / "merged.yaml"))
+        if "apiVersion" not in merged:
+            (tmp_path / "merged.yaml").write_text(yaml.safe_dump(merged), encoding="utf-8")
+            config.load(str(tmp_path / "merged.yaml"))
 
 
 def test_recipes_have_ten_lines_or_fewer():
-    section = HOW_TO.partition("## Recipes\n")[2].partition("\n## ")[0]
+    section = CONFIGS.partition("## Recipes\n")[2].partition("\n## ")[0]
     recipes = examples(section, "yaml") + examples(section, "sh")
-    assert len(recipes) > 6
-    assert [len(one.splitlines()) for one in recipes if len(one.splitlines()) > 10] == []
+    assert len(recipes) > 3
+    assert [one for one in recipes if one.count("\n") > 10] == []
 
 
-# Keras 2.15 asks for a seed so.
-@pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
-def test_the_first_config_of_the_how_to_trains(tmp_path, monkeypatch, capsys):
+def test_a_config_for_a_model_of_ones_own_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    write_first_config(tmp_path)
-    (model,) = (block for block in examples(HOW_TO, "python") if "def model_fn" in block)
-    (tmp_path / "mine.py").write_text(model, encoding="utf-8")
-    (data,) = (block for block in examples(HOW_TO, "python") if "savez" in block)
+    prepare(CONFIGS, tmp_path)
+    (data,) = (block for block in examples(CONFIGS, "python") if "savez" in block)
     run(data, tmp_path / "data.py")
-    devices = ["--set", "devices=[/cpu:0, /cpu:1]"]  # the suite's logical CPUs are made already
-    assert cli.main(["train", "mine.yaml", "--quiet", "--set", "train.steps=2", *devices]) == 0
+    assert cli.main(["train", "mine.yaml", "--quiet", "--set", "train.steps=2"]) == 0
     capsys.readouterr()

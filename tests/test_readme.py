@@ -14,7 +14,7 @@ import pytest
 from replicate.compat.tensorflow import tf1
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-MOST_WORDS = 900
+MOST_WORDS = 800
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning"),
@@ -118,4 +118,4 @@ def test_the_change_of_an_estimator_is_all_there_is(reader, tmp_path, monkeypatc
 
 
 def test_it_is_short():
-    assert len(README.split()) < MOST_WORDS
+    assert len(README.split()) <= MOST_WORDS

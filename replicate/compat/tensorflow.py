@@ -38,7 +38,7 @@ if keras_3 := versions.bound_to_keras_3([tf, tf1]):
         f"Keras 3 is in use already, as {', '.join(keras_3)}; replicate and Estimators need "
         "Keras 2 (tf-keras), models that mix the two fail. Write `from replicate import estimator` "
         f"before TensorFlow is imported, or set {versions.KERAS_VARIABLE}=1 for the process. See "
-        "docs/python.md#keras-2.",
+        "docs/porting.md#keras-2.",
         RuntimeWarning,
     )
 

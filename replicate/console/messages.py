@@ -67,7 +67,7 @@ def warn(text: str, page: str) -> None:
 
     Args:
         text: One or two sentences.
-        page: Where there is more to know, in the repository's docs, e.g. `python.md#options`.
+        page: Where there is more to know, in the repository's docs, e.g. `stopping.md#faults`.
     """
     _tell(f"{text} See docs/{page} in replicate's repository.", logging.WARNING)
 

@@ -17,7 +17,7 @@ EMPTY = "A batch has one row or more;"
 CHECK = "Check the input_fn."
 ALIKE = (
     "All of a batch's tensors need the same first dimension; a scalar goes whole. For "
-    "others see docs/how-to.md#data-without-rows in replicate's repository."
+    "others see docs/gpus.md#data-without-rows in replicate's repository."
 )
 
 

@@ -1,4 +1,4 @@
-"""What a step of a cluster moves over the network, and in what time: docs/cluster.md's formula.
+"""What a step of a cluster moves over the network, and in what time: docs/network.md.
 
 W workers, M parameter servers, n bytes that a worker brings to a collective. A ring all-reduce
 cuts these n bytes into W pieces; in W - 1 messages each worker passes on and adds up, in W - 1

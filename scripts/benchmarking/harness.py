@@ -22,10 +22,13 @@ def measure(request: names.Request) -> dict:
     """Measures, and returns a number for each measure."""
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     warnings.simplefilter("ignore")
+    if "gpus" in request.measures:
+        details = tf.config.experimental.get_device_details
+        gpus = map(details, tf.config.list_physical_devices("GPU"))
+        return {"gpus": [gpu.get("device_name", "GPU") for gpu in gpus]}
     devices = _devices(request.towers, request.on_cpu)
     if "turns" in request.measures:
-        rates = turns.measure(request.graphs, _session_config(devices), request.seconds)
-        return {"turns": rates}
+        return {"turns": turns.measure(request.graphs, request.seconds)}
     model = models.MODELS[request.model]
     subject = names.parse(request.subject)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -84,7 +87,7 @@ class _Run:
             folder,
             tf_random_seed=1,
             train_distribute=built.strategy,
-            session_config=_session_config(devices),
+            session_config=_session_config(devices, subject.has_xla),
             save_summary_steps=None,
             save_checkpoints_steps=None,
             save_checkpoints_secs=None,
@@ -124,7 +127,7 @@ class _Run:
         creator = tf1.train.ChiefSessionCreator(scaffold, config=self._estimator._session_config)
         fetches = [spec.train_op, spec.loss]
         if "graph" in self._measures:
-            turns.write(self._request.graphs[0], fetches)
+            turns.write(self._request.graphs[0], fetches, self._estimator._session_config)
             return None
         with tf1.train.MonitoredSession(creator, list(worker_hooks)) as monitored:
             monitored.run(fetches)
@@ -170,9 +173,11 @@ class _Run:
         self.results["export"] = time.perf_counter() - begun
 
 
-def _session_config(devices: Sequence[str]) -> Any:
+def _session_config(devices: Sequence[str], has_xla: bool) -> Any:
     """The Estimator's own session settings, with all logical CPUs shown to the session."""
     config = tf1.ConfigProto(allow_soft_placement=True)
+    if has_xla:
+        config.graph_options.optimizer_options.global_jit_level = tf1.OptimizerOptions.ON_1
     rewriting = config.graph_options.rewrite_options
     rewriting.meta_optimizer_iterations = type(rewriting).ONE
     if "CPU" in devices[0]:

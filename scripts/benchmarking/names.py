@@ -7,6 +7,7 @@ IN_CLUSTERS = ("ours", "mirrored", "one", "servers")
 MODELS = ("mlp", "cnn", "deep", "embedding", "table", "bert", "wide", "tagger")
 BUILDINGS = ("call", "split")
 STRATEGIES = ("parameter_server", "round_robin", "balanced", "sliced", "mirrored")
+NO_NCCL, XLA = "no_nccl", "xla"
 BESIDE = "@beside"
 
 
@@ -53,7 +54,7 @@ class Request(NamedTuple):
         model: One of `MODELS`.
         towers: K.
         workers: How many such processes there are.
-        measures: Some of `MEASURES` or of `OF_CLUSTERS`, or `profile`, `graph` or `turns`.
+        measures: Some of `MEASURES` or of `OF_CLUSTERS`, or `profile`, `graph`, `turns` or `gpus`.
         seconds: How long steps and predictions are timed.
         is_fed: Whether batches come from a dataset; else they are on their devices already.
         on_cpu: Whether GPUs are left alone.
@@ -81,6 +82,8 @@ class Subject(NamedTuple):
         strategy: Of ours.
         has_own_optimizer: Of ours: whether the model_fn uses its own optimizer, or
             `optimizer_fn` is given.
+        has_nccl: Of ours under `mirrored`: whether NCCL adds up between GPUs, else one of them.
+        has_xla: Whether XLA compiles what it can of a step.
         is_beside: Whether it runs from the other checkout.
     """
 
@@ -89,6 +92,8 @@ class Subject(NamedTuple):
     tower_building: str | None = None
     strategy: str = "parameter_server"
     has_own_optimizer: bool = False
+    has_nccl: bool = True
+    has_xla: bool = False
     is_beside: bool = False
 
 
@@ -99,12 +104,15 @@ def parse(text: str) -> Subject:
         ValueError: If there is none of that name, or an option that it does not have.
     """
     kind, *options = text.removesuffix(BESIDE).split(":")
+    subject = Subject(text, kind, is_beside=text.endswith(BESIDE))
+    if XLA in options:
+        subject = subject._replace(has_xla=True)
+        options.remove(XLA)
     if kind not in KINDS or (options and kind != "ours"):
         raise ValueError(
-            f"A subject is one of {', '.join(KINDS)}, and only ours has options, as in "
+            f"A subject is one of {', '.join(KINDS)}, and only ours has options but xla, as in "
             f"ours:call:mirrored:own; got {text!r}."
         )
-    subject = Subject(text, kind, is_beside=text.endswith(BESIDE))
     for option in options:
         if option in BUILDINGS:
             subject = subject._replace(tower_building=option)
@@ -112,7 +120,9 @@ def parse(text: str) -> Subject:
             subject = subject._replace(strategy=option)
         elif option == "own":
             subject = subject._replace(has_own_optimizer=True)
+        elif option == NO_NCCL:
+            subject = subject._replace(has_nccl=False)
         else:
-            allowed = ", ".join((*BUILDINGS, *STRATEGIES, "own"))
+            allowed = ", ".join((*BUILDINGS, *STRATEGIES, "own", NO_NCCL, XLA))
             raise ValueError(f"The options of ours are {allowed}; got {option!r} in {text!r}.")
     return subject

@@ -29,6 +29,7 @@ class Worker:
 
     def __init__(self, python: str, root: pathlib.Path):
         environment = {
+            "TF_XLA_FLAGS": "--tf_xla_cpu_global_jit",  # for sessions that want XLA, on CPUs too
             **os.environ,
             "PYTHONPATH": str(root),
             "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -153,10 +153,10 @@ def _graphs(
     graphs: dict[Case, str] = {}
     for number, case in enumerate(wanted):
         file = os.path.join(folder, str(number))
-        result = _ask(workers, case, options, ("graph",), (file,))
-        if "error" in result:
+        result = _ask(workers, case, options, ("graph", *(wanted[case] & {"build"})), (file,))
+        if result:
             results[case].append(result)
-        else:
+        if "error" not in result:
             graphs[case] = file
     return graphs
 

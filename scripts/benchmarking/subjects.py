@@ -84,6 +84,9 @@ def _ours(subject: names.Subject, model: models.Model, devices: Sequence[str]) -
             devices, placement="balanced", slice_bytes=SLICE_BYTES
         )
         chosen = {"strategy": sliced}
+    if not subject.has_nccl:
+        adding = replicate.ReductionToOneDevice()
+        chosen = {"strategy": replicate.MirroredStrategy(list(devices), adding)}
     if subject.tower_building is not None:
         chosen["tower_building"] = subject.tower_building
     optimizer_fn = None if subject.has_own_optimizer else model.make_optimizer

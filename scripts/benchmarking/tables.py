@@ -19,6 +19,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of cells, the first one a header, as documents have them."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])
+
+
 def _is_number(cell: str) -> bool:
     return cell == "–" or cell.lstrip("≤≥ ").replace(".", "").replace(",", "").isdigit()
 

@@ -4,11 +4,31 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarking import names, tables
 
 _HEAD = "model K strategy held share /share sent received ring /ring rows".split()
+
+
+class Sizes(NamedTuple):
+    """Bytes of one model on K devices under one strategy.
+
+    Attributes:
+        held: Those of weights and slots on the device that holds most.
+        share: 1 / K of all weights and slots.
+        sent: What the device that sends most sends in a step.
+        received: What the one that receives most receives.
+        ring: 2 (K - 1) / K of the weights.
+        rows: Which part of what the first device sends are rows of the batch.
+    """
+
+    held: float
+    share: float
+    sent: float
+    received: float
+    ring: float
+    rows: float
 
 
 def counted(models: Sequence[str], towers: Sequence[int]) -> str:
@@ -23,27 +43,35 @@ def counted(models: Sequence[str], towers: Sequence[int]) -> str:
         the most that one sends, and that one receives, beside 2 (K - 1) / K of the weights; and
         which part of what the first one sends are rows of the batch.
     """
+    table = [_HEAD]
+    for (model, number, strategy), one in sizes(models, towers).items():
+        ratios = one.held / one.share, max(one.sent, one.received) / one.ring
+        of_share, of_ring = (tables.shown(ratio, 2) for ratio in ratios)
+        held, share, *moved, rows = (tables.shown(size / 1e3, 1) for size in one)
+        row = [model, str(number), strategy, held, share, of_share]
+        table.append([*row, *moved, of_ring, rows])
+    return tables.aligned(table)
+
+
+def sizes(models: Sequence[str], towers: Sequence[int]) -> dict[tuple[str, int, str], Sizes]:
+    """Builds each model under each strategy; returns the bytes by model, K and strategy."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # it counts on CPUs
     warnings.simplefilter("ignore")
     from replicate import devices
 
     devices.make_logical_cpus(max(towers))
-    table = [_HEAD]
+    found = {}
     for model in models:
         for number in towers:
             for strategy in names.STRATEGIES:
-                sizes = _sizes(model, number, strategy)
-                ratios = sizes[0] / sizes[1], max(sizes[2:4]) / sizes[4]
-                of_share, of_ring = (tables.shown(ratio, 2) for ratio in ratios)
-                held, share, *moved, rows = (tables.shown(size / 1e3, 1) for size in sizes)
-                row = [model, str(number), strategy, held, share, of_share]
-                table.append([*row, *moved, of_ring, rows])
-                print(" ".join(table[-1]), file=sys.stderr, flush=True)
-    return tables.aligned(table)
+                found[model, number, strategy] = _sizes(model, number, strategy)
+                print(f"counted: {model} {number} {strategy}", file=sys.stderr, flush=True)
+    return found
 
 
-def _sizes(name: str, towers: int, strategy: str) -> tuple[float, ...]:
-    """Returns the numbers of a row, in bytes."""
+def _sizes(name: str, towers: int, strategy: str) -> Sizes:
+    """Returns the bytes of one model on K devices under one strategy."""
     from benchmarking import models, subjects
     from replicate.app.inspect import description
     from replicate.compat.tensorflow import tf, tf1
@@ -62,7 +90,7 @@ def _sizes(name: str, towers: int, strategy: str) -> tuple[float, ...]:
         kept = [one for one in description.find_variables() if one.kind in ("weight", "slot")]
         moved = _transfers(step, [tf1.global_variables_initializer(), batches.initializer], towers)
     weights = sum(one.bytes for one in kept if one.kind == "weight")
-    return (
+    return Sizes(
         max(sum(one.bytes for one in kept if cpu in one.devices) for cpu in cpus),
         sum(one.bytes for one in kept) / towers,
         max(sum(one.bytes for one in moved if one.source == cpu) for cpu in cpus),

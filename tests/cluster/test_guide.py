@@ -1,4 +1,4 @@
-"""What docs/cluster.md prints runs, is what Kubernetes' operator takes, or is worked out."""
+"""The guides to several processes: their examples run, or are what Kubernetes' operator takes."""
 
 import json
 import os
@@ -17,18 +17,20 @@ from replicate.strategy.cluster import cluster
 from scripts.benchmarking import formula
 
 ROOT = pathlib.Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+MACHINES, SERVERS, NETWORK = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("machines", "servers", "network")
+)
 
 
-def examples(language):
+def examples(guide, language):
     """Returns the blocks of a language."""
-    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", guide, re.DOTALL)
 
 
-def example(language, text):
-    """Returns the one block in which a text is."""
-    (found,) = (block for block in examples(language) if text in block)
-    return found
+def example(guide, language, text):
+    """Returns the first block in which a text is."""
+    return next(block for block in examples(guide, language) if text in block)
 
 
 def free_ports(count):
@@ -67,25 +69,33 @@ def run(script, folder, seconds, **variables):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", ["by hand", "launch"])
-def test_two_processes_train_as_printed(tmp_path, way):
-    (tmp_path / "mine.py").write_text(example("python", "MultiWorkerStrategy"), encoding="utf-8")
-    script = example("sh", "python mine.py &")
-    if way == "launch":
-        (script,) = re.findall("replicate launch .* -- python mine.py", GUIDE)
-        script += " && cat logs/*"
-    for printed, port in zip(("14001", "14002"), free_ports(2), strict=True):
-        script = script.replace(printed, port)
-    code, log = run(script, tmp_path, 120)
+def test_two_machines_train_as_printed(tmp_path, way):
+    (tmp_path / "mine.py").write_text(example(MACHINES, "python", "# mine.py"), encoding="utf-8")
+    hand = example(MACHINES, "sh", "CLUSTER=")
+    # Both machines are this one: the first task beside the second.
+    for printed, port in zip(("gpu1:2222", "gpu2:2222"), free_ports(2), strict=True):
+        hand = hand.replace(printed, f"127.0.0.1:{port}")
+    (launch,) = re.findall("`(replicate launch .* -- python mine.py)`", MACHINES)
+    script = {"by hand": hand.replace("# gpu1", "&") + "wait", "launch": f"{launch} && cat logs/*"}
+    code, log = run(script[way], tmp_path, 120)
     assert code == 0, log
-    assert "chief:0 has ended" in log
-    assert "worker:0 has ended" in log
-    # 1000 rows are 500 for each, five times: 2500 rows make 79 batches of up to 32.
-    assert (tmp_path / "runs" / "mine" / "model.ckpt-79.index").exists(), log
+    shown = next(block for block in examples(MACHINES, "text") if "chief:0" in block)
+    assert set(shown.splitlines()) <= set(log.splitlines())
+
+
+@pytest.mark.thorough
+def test_servers_train_as_printed(tmp_path):
+    (tmp_path / "mine.py").write_text(example(SERVERS, "python", "# mine.py"), encoding="utf-8")
+    code, log = run(example(SERVERS, "sh", "replicate launch"), tmp_path, 120)
+    assert code == 0, log
+    assert set(examples(SERVERS, "text")[0].splitlines()) <= set(log.splitlines())
 
 
 def test_slurm_makes_the_tf_config_of_each_task(tmp_path):
-    (tmp_path / "tf_config.py").write_text(example("python", "SLURM_PROCID"), encoding="utf-8")
-    script = example("sh", "scontrol show hostnames")
+    (tmp_path / "tf_config.py").write_text(
+        example(MACHINES, "python", "SLURM_PROCID"), encoding="utf-8"
+    )
+    script = example(MACHINES, "sh", "scontrol show hostnames")
     # What makes HOSTS and TF_CONFIG, as printed, with a `scontrol` and an `srun` of our own: the
     # first prints three hosts, the second runs the command for each of three tasks.
     places = {
@@ -106,10 +116,10 @@ def test_slurm_makes_the_tf_config_of_each_task(tmp_path):
     assert {one.addresses for one in tasks} == {("node1:13007", "node2:13007", "node3:13007")}
 
 
-@pytest.mark.parametrize("text", examples("yaml"), ids=["collectives", "servers"])
-def test_manifests_are_what_the_operator_takes(text):
+@pytest.mark.parametrize("guide", [MACHINES, SERVERS], ids=["collectives", "servers"])
+def test_manifests_are_what_the_operator_takes(guide):
     """The words are those of kubeflow.org/v1: the training operator's TFJob."""
-    job = yaml.safe_load(text)
+    job = yaml.safe_load(example(guide, "yaml", "apiVersion"))
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
     assert set(job["spec"]) <= {"runPolicy", "tfReplicaSpecs", "successPolicy"}
     assert job["spec"]["runPolicy"]["cleanPodPolicy"] in ("All", "Running", "None")
@@ -137,7 +147,7 @@ def test_the_table_on_paper_is_what_the_formula_gives():
     def servers(number, workers):
         return formula.servers([dense // number] * number, [dense // number] * number, workers)
 
-    rows = re.findall(r"^\| ([\d,]+) \|(.*)\|$", GUIDE.partition("### On paper")[2], re.MULTILINE)
+    rows = re.findall(r"^\| ([\d,]+) \|(.*)\|$", NETWORK.partition("## On paper")[2], re.MULTILINE)
     assert [workers for workers, _ in rows] == ["2", "4", "16", "64", "256", "1,000"]
     for first, rest in rows:
         workers = int(first.replace(",", ""))

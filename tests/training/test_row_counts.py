@@ -44,7 +44,7 @@ def test_one_row_beside_a_batch_of_others_is_told_in_one_line(tower_building, mo
     assert str(caught.value) == (
         f'The numbers of rows differ between features["beside"], features["x"]{labels}: {numbers}. '
         "All of a batch's tensors need the same first dimension; a scalar goes whole. For "
-        "others see docs/how-to.md#data-without-rows in replicate's repository."
+        "others see docs/gpus.md#data-without-rows in replicate's repository."
     )
     assert caught.value.__suppress_context__
 

@@ -166,7 +166,7 @@ def retried(model_dir: str, work: Callable[[str | None], _T], renames: bool = Fa
                     tf.io.gfile.rename(file, file + _DAMAGED, overwrite=True)
                 then = f"Its files are renamed to *{_DAMAGED}. {then}" if files else then
             text = str(e).partition(" Remove what")[0].partition(" Put back")[0]
-            messages.warn(f"{text} {then}", "how-to.md#faults")
+            messages.warn(f"{text} {then}", "stopping.md#faults")
             path = left[0]
 
 

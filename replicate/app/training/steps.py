@@ -106,7 +106,7 @@ class Steps:
                 f"A run that continues passes over a batch for each step, and here {made} steps "
                 f"read {self._progress.runs}: it leaves rows out. Increase the global step once a "
                 "batch, or set epochs, and steps by what one epoch reads.",
-                "how-to.md",
+                "stopping.md#what-continues",
             )
         if run.task.is_chief:
             return checkpoints.step_of(run.model_dir) or 0

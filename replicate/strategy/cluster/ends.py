@@ -82,7 +82,7 @@ def joined(
         messages.warn(
             "Input that is no tf.data.Dataset ends in each worker by itself, and the others wait "
             "for one that has ended. Return a Dataset from the input_fn.",
-            "cluster.md#what-workers-share",
+            "machines.md#what-workers-share",
         )
         return given
     leaves = [leaf for leaf in tf.nest.flatten((features, labels)) if rows.is_batched(leaf)]

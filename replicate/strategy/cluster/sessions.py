@@ -246,7 +246,7 @@ def warn_of_no_checkpoint(own: str, config: types.RunConfig | None) -> None:
         messages.warn(
             f"{own} has no checkpoint in its model_dir, {directory}: its variables are new. The "
             "chief alone writes checkpoints; let all workers reach its model_dir.",
-            "cluster.md#what-workers-share",
+            "machines.md#what-workers-share",
         )
 
 
@@ -275,7 +275,7 @@ def beside_servers(
             f"The session of {member.cluster.own.device} waits for all other workers: its "
             "session_config has no device_filters. Leave session_config out of RunConfig, or call "
             "ParameterServerStrategy.configure(session_config).",
-            "cluster.md#what-workers-share",
+            "machines.md#what-workers-share",
         )
     given = (*spec.training_hooks, *spec.training_chief_hooks)
     waiting = [hook for hook in given if isinstance(hook, synchronous.Hook)]
