@@ -190,12 +190,14 @@ class _Call(NamedTuple):
 
 
 def _alone(call: _Call) -> tuple[types.EstimatorSpec, ends.Input]:
-    """Builds the model on its one device; no operation is added."""
+    """Builds the model on its one device; no operation is added, but for slices on servers."""
     options = call.options
     lone = single_tower.SingleTowerStrategy(call.strategy)
     share = context.Share(batches.WHOLE, options.step.of_graph(True), options.reduction or "mean")
     with lone.scope():
         spec = models.whole(lone, call.model, call.features, call.labels, share)
+        variables = () if call.is_exported else lone.variables
+    spec = specs.sliced(spec, variables, call.strategy)
     return spec, _together(call, ends.Input(call.features, call.labels), None)
 
 

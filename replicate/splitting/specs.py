@@ -13,6 +13,7 @@ from replicate.splitting import (
     slices,
     splitter,
 )
+from replicate.splitting.structure import replacing
 from replicate.strategy import base
 
 _log = logging.getLogger("replicate")
@@ -72,7 +73,36 @@ def split(
     sliced_variables.list_slices(result.sliced, slicing)
     _tell(result, strategy)
     spec = _replaced(spec, _moved(groups, result.fetch))
-    return _with_hooks(spec, result)
+    if result.copies:
+        spec = _with_hook(spec, mirrored_variables.WritesHook(result.copies, result.made))
+    if result.sliced.variables:
+        spec = _with_hook(spec, sliced_variables.UsesHook(result.sliced))
+    return spec
+
+
+def sliced(
+    spec: types.EstimatorSpec,
+    variables: Sequence[tf.Variable],
+    strategy: base.DistributionStrategy,
+) -> types.EstimatorSpec:
+    """Cuts large variables of a model on one device; returns the spec of what is run instead.
+
+    Args:
+        spec: The EstimatorSpec.
+        variables: Those of which the strategy may have slices, on its parameter devices.
+        strategy: The strategy.
+    """
+    slicing = _slicing(variables, strategy)
+    if not any(map(slicing.is_large, variables)):
+        return spec
+    graph, spec = tf1.get_default_graph(), _with_updates(spec)
+    cut = slices.Sliced(graph, slicing)
+    moved = cut.lower()
+    replacing.fetch_moved(graph, moved)
+    sliced_variables.list_slices(cut, slicing)
+    groups = list(_groups(spec, True))
+    found = [[replacing.moved_to(moved, each) for each in group] for group in groups]
+    return _with_hook(_replaced(spec, _moved(groups, found)), sliced_variables.UsesHook(cut))
 
 
 def _slicing(
@@ -84,14 +114,10 @@ def _slicing(
     return slices.Slicing(variables, strategy.slice_bytes, strategy.parameter_devices)
 
 
-def _with_hooks(spec: types.EstimatorSpec, result: splitter.Result) -> types.EstimatorSpec:
-    """Returns a spec with hooks for what other hooks do to variables with copies or slices."""
-    key, hooks = _HOOKS[spec.mode], list[tf1.train.SessionRunHook]()
-    if result.copies:
-        hooks.append(mirrored_variables.WritesHook(result.copies, result.made))
-    if result.sliced.variables:
-        hooks.append(sliced_variables.UsesHook(result.sliced))
-    return spec._replace(**{key: (*(getattr(spec, key) or ()), *hooks)}) if hooks else spec
+def _with_hook(spec: types.EstimatorSpec, hook: tf1.train.SessionRunHook) -> types.EstimatorSpec:
+    """Returns a spec with one more hook, for what hooks before it do to variables."""
+    key = _HOOKS[spec.mode]
+    return spec._replace(**{key: (*(getattr(spec, key) or ()), hook)})
 
 
 def _why_whole(batch: batches.Batch) -> str:

@@ -54,7 +54,7 @@ class Clusters:
         """Nothing is left that could be closed."""
 
     def _run(self, request: names.Request, is_relayed: bool) -> dict:
-        servers = self._servers if request.subject == "servers" else 0
+        servers = self._servers if request.subject in names.ON_SERVERS else 0
         ports = _free_ports(request.workers + servers)
         with contextlib.ExitStack() as leave:
             made = tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)

@@ -18,7 +18,7 @@ from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.strategy.cluster import cluster, membership
-from replicate.strategy.policies import multi_worker
+from replicate.strategy.policies import multi_worker, parameter_server
 
 TIMEOUT = 60.0  # seconds that a worker waits for another one
 BEGIN, END = "begin", "end"
@@ -48,6 +48,7 @@ def work(request: Mapping[str, Any]) -> None:
     subject = names.parse(request["subject"])
     clock = _Clock(request, meet)
     train = {"ours": _ours, "mirrored": _mirrored, "one": _one, "servers": _servers}
+    train["sliced"] = _servers
     train[subject.kind](request, clock)
     say(clock.found)
 
@@ -115,9 +116,14 @@ def _servers(request: Mapping[str, Any], clock: "_Clock") -> None:
     found = cluster.of()
     if found.position is None:
         membership.serve(found)
-    model = models.MODELS[request["model"]]
+    model, devices = models.MODELS[request["model"]], ["/device:CPU:0"]
+    options: dict[str, Any] = {"devices": devices}
+    if request["subject"] == "sliced":
+        slices = subjects.SLICE_BYTES
+        strategy = parameter_server.ParameterServerStrategy(devices, found, slice_bytes=slices)
+        options = {"strategy": strategy}
     replicated = model_fn.replicate_model_fn(
-        subjects.plain(model, has_optimizer=False), model.make_optimizer, ["/device:CPU:0"]
+        subjects.plain(model, has_optimizer=False), model.make_optimizer, **options
     )
     made = estimator.Estimator(clock.noting(replicated), config=_run_config(request))
     # NOTE: the other workers go on until they are ended.
@@ -144,7 +150,7 @@ class _Clock(tf1.train.SessionRunHook):
     def __init__(self, request: Mapping[str, Any], meet: Callable[[str], None]):
         self._warm, self._trace = request["warm"], request["trace"]
         self._workers, self._servers = request["workers"], request["servers"]
-        self._is_alone = request["subject"] == "servers"  # others are not waited for
+        self._is_alone = request["subject"] in names.ON_SERVERS  # others are not waited for
         self._step: list | None = None
         self._timed = request["steps"]
         self._meet = meet

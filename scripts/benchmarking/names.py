@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-KINDS = ("one", "ours", "mirrored", "central", "loop", "limit", "bound", "servers")
-IN_CLUSTERS = ("ours", "mirrored", "one", "servers")
+KINDS = ("one", "ours", "mirrored", "central", "loop", "limit", "bound", "servers", "sliced")
+ON_SERVERS = ("servers", "sliced")
+IN_CLUSTERS = ("ours", "mirrored", "one", *ON_SERVERS)
 MODELS = ("mlp", "cnn", "deep", "embedding", "table", "bert", "wide", "tagger")
 BUILDINGS = ("call", "split")
 STRATEGIES = ("parameter_server", "round_robin", "balanced", "sliced", "mirrored")
