@@ -39,11 +39,13 @@ class Slicing:
         variables: The graph's variables that a strategy has placed.
         most_bytes: How large a variable may be that stays whole.
         devices: Where the slices of each other one lie.
+        home: Where ids are parted by slices, and rows are stitched together.
     """
 
     variables: Sequence[tf.Variable] = ()
     most_bytes: int = 0
     devices: Sequence[str] = ()
+    home: str = ""
 
     def is_large(self, variable: tf.Variable) -> bool:
         """Whether a variable is to be cut, if it can be."""
@@ -90,7 +92,7 @@ class Sliced:
 
     def __init__(self, graph: tf.Graph, slicing: Slicing):
         self._graph = graph
-        self._devices = slicing.devices
+        self._devices, self._home = slicing.devices, slicing.home
         self.variables = _cuttable(slicing)
         self.joined: list[tf.Tensor] = []
         self._moved: Moved = {}
@@ -102,6 +104,17 @@ class Sliced:
             _begin_on_host(variable.initial_value)
             for k, device in enumerate(self._devices):
                 self._handles[holder.outputs[0].ref(), k] = self._holder(holder, k, device)
+        if self.variables:
+            self._leave_whole()
+
+    def _leave_whole(self) -> None:
+        """Takes home what was put beside a variable that nothing uses any more."""
+        names = {holder.name for holder in self.variables}
+        for op in self._graph.get_operations():
+            is_free = op.type not in placement.VARIABLE_TYPES and not operations.variable_of(op)
+            if is_free and not names.isdisjoint(operations.colocated_with(op)):
+                op._clear_attr("_class")
+                op._set_device(self._home)
 
     def lower(self) -> Moved:
         """Writes all that uses the variables as what it does to their slices.
@@ -348,6 +361,7 @@ class Sliced:
     ) -> contextlib.AbstractContextManager[None]:
         """Makes operations that stand for one: in its branch, after what it waits for."""
         context, name = op._get_control_flow_context(), f"{op.name}/slices/"
+        device = device or self._home
         return replacing.written(name, self._graph, device, context, op.control_inputs)
 
     def _made_like(self, op: tf.Operation, inputs: Sequence[tf.Tensor], device: str) -> tf.Tensor:

@@ -111,7 +111,8 @@ def _slicing(
     """Returns which variables a strategy wants to be cut."""
     if strategy.slice_bytes is None:
         return slices.NOTHING
-    return slices.Slicing(variables, strategy.slice_bytes, strategy.parameter_devices)
+    devices = strategy.parameter_devices
+    return slices.Slicing(variables, strategy.slice_bytes, devices, strategy.home)
 
 
 def _with_hook(spec: types.EstimatorSpec, hook: tf1.train.SessionRunHook) -> types.EstimatorSpec:
