@@ -130,6 +130,9 @@ def alone(company: task.Company) -> None:
         train_case(company, name, case, building, strategies.get(name))
         if name == "static":
             train_case(company, "one_tower", case, building, None, devices=1)
+        if name == "sliced":
+            sliced = replicate.ParameterServerStrategy(1, slice_bytes=1)
+            train_case(company, "sliced_one_tower", case, building, sliced)
     restored(company)
 
 

@@ -59,9 +59,12 @@ def joined(found):
 # One worker alone.
 
 
-@pytest.mark.parametrize("name", [*acts.CASES, "one_tower"])
+OF_ONE_TOWER = {"one_tower": "static", "sliced_one_tower": "sliced"}
+
+
+@pytest.mark.parametrize("name", [*acts.CASES, *OF_ONE_TOWER])
 def test_one_worker_with_parameter_servers_is_one_device(ran, name):
-    case = acts.CASES["static" if name == "one_tower" else name]
+    case = acts.CASES[OF_ONE_TOWER.get(name, name)]
     expected = test_training.one_device(case, "train")
     assert_same(joined(exactness.arrays(ran / f"{name}-chief.npz")), joined(expected))
 
@@ -96,8 +99,9 @@ def test_variables_take_turns_and_slots_stay_beside_them(ran):
     assert powers < set(PS)
 
 
-def test_each_server_has_a_slice_of_each_variable(ran):
-    places = plain(told(ran, "sliced")["places"])
+@pytest.mark.parametrize("act", ["sliced", "sliced_one_tower"])
+def test_each_server_has_a_slice_of_each_variable(ran, act):
+    places = plain(told(ran, act)["places"])
     for name in ("table", "table/Adagrad"):
         assert [places[f"{name}/part_{n}"] for n in range(2)] == [[PS[0]], [PS[1]]]
 
