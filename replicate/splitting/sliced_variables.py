@@ -1,15 +1,18 @@
 """The slices of large variables, as Savers and sessions see them: parts of one variable each."""
 
-import logging
 from collections.abc import Sequence
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.graph import placement
 from replicate.splitting import slices
 from replicate.splitting.structure import replacing
 
-_log = logging.getLogger("replicate")
+_WHY = {  # a large variable is whole, by whether it has enough rows
+    True: "something uses them that is not done slice by slice, such as a loop that writes one",
+    False: "they have fewer rows than there are devices",
+}
 
 
 def list_slices(sliced: slices.Sliced, slicing: slices.Slicing) -> None:
@@ -27,18 +30,16 @@ def list_slices(sliced: slices.Sliced, slicing: slices.Slicing) -> None:
     for key in graph.get_all_collection_keys() if found else ():
         listed = graph.get_collection_ref(key)
         listed[:] = [part for each in listed for part in found.get(id(each), [each])]
-    whole = [
-        f"{each.op.name} ({placement.size_in_bytes(each.shape, each.dtype):,} bytes)"
-        for each in slicing.variables
-        if id(each) not in found and slicing.is_large(each)
-    ]
-    if whole:
-        _log.info(
-            "Variables above slice_bytes=%d that are whole, since something uses them that is not "
-            "done slice by slice, such as a loop that writes one: %s.",
-            slicing.most_bytes,
-            ", ".join(whole),
-        )
+    large = [each for each in slicing.variables if slicing.is_large(each) and id(each) not in found]
+    for is_so, why in _WHY.items():
+        names = [
+            f"{each.op.name} ({placement.size_in_bytes(each.shape, each.dtype):,} bytes)"
+            for each in large
+            if slicing.has_rows(each) is is_so
+        ]
+        if names:
+            what = f"Variables above slice_bytes={slicing.most_bytes} that are whole"
+            messages.tell(f"{what}, since {why}: {', '.join(names)}.")
 
 
 def _parts(variable: tf.Variable, parts: Sequence[slices.Slice]) -> list[tf.Variable]:
@@ -57,8 +58,8 @@ def _parts(variable: tf.Variable, parts: Sequence[slices.Slice]) -> list[tf.Vari
             unique_id=name,
             handle_name=f"{name}:0",
             graph_element=part.value,
-            initial_value=variable.initial_value,
-            initializer_op=variable.initializer,
+            initial_value=part.initializer.inputs[1] if part.initializer.inputs else None,
+            initializer_op=part.initializer,
             is_initialized_op=part.check,
         )
         whole, others = variable.shape.as_list(), [0] * (variable.shape.rank - 1)
@@ -76,7 +77,7 @@ class UsesHook(tf1.train.SessionRunHook):
         sliced: The variables.
 
     Raises:
-        ValueError: If it does to one what cannot be done slice by slice.
+        ValueError: If it does to one what cannot be done slice by slice, or is made later.
     """
 
     def __init__(self, sliced: slices.Sliced):
@@ -85,3 +86,8 @@ class UsesHook(tf1.train.SessionRunHook):
     def begin(self) -> None:
         """See base class."""
         replacing.fetch_moved(tf1.get_default_graph(), self._sliced.lower())
+
+    def after_create_session(self, session: tf1.Session, coordinator: object) -> None:
+        """See base class."""
+        del session, coordinator
+        self._sliced.require_lowered()

@@ -16,7 +16,7 @@ slices' own rows: no device ever has all of them.
 import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations, placement
@@ -48,12 +48,15 @@ class Slicing:
     home: str = ""
 
     def is_large(self, variable: tf.Variable) -> bool:
-        """Whether a variable is to be cut, if it can be."""
-        shape, is_part = variable.shape, getattr(variable, "_save_slice_info", None) is not None
-        if is_part or not shape.rank or not shape.is_fully_defined():
-            return False
-        size = placement.size_in_bytes(shape, variable.dtype)
-        return len(self.devices) > 1 and size > self.most_bytes and shape[0] >= len(self.devices)
+        """Whether a variable is to be cut, if it can be; no part of one is."""
+        is_part = getattr(variable, "_save_slice_info", None) is not None
+        size = placement.size_in_bytes(variable.shape, variable.dtype)
+        return len(self.devices) > 1 and size > self.most_bytes and not is_part
+
+    def has_rows(self, variable: tf.Variable) -> bool:
+        """Whether a variable has a row for each slice."""
+        shape = variable.shape
+        return shape.is_fully_defined() and shape[:1].num_elements() >= len(self.devices)
 
 
 NOTHING: Final = Slicing()
@@ -69,6 +72,7 @@ class Slice:
         handle: The variable that has them.
         value: What it reads, for whoever fetches it.
         check: Whether it has a value.
+        initializer: What gives it its first one.
     """
 
     begin: int
@@ -76,6 +80,7 @@ class Slice:
     handle: tf.Tensor
     value: tf.Tensor
     check: tf.Tensor
+    initializer: tf.Operation
 
 
 class Sliced:
@@ -97,13 +102,13 @@ class Sliced:
         self.joined: list[tf.Tensor] = []
         self._moved: Moved = {}
         self._seen: set[tf.Operation] = set()
-        self._handles: dict[tuple[Any, int], tf.Tensor] = {}
-        self._cuts: dict[tuple[Any, int], tf.Tensor | None] = {}
-        self._parts: dict[tuple[object, ...], list[tf.Tensor]] = {}
-        for holder, variable in self.variables.items():
-            _begin_on_host(variable.initial_value)
-            for k, device in enumerate(self._devices):
-                self._handles[holder.outputs[0].ref(), k] = self._holder(holder, k, device)
+        self._written: dict[tf.Operation, list[tf.Operation]] = {}
+        self._reads: dict[Any, list[tf.Tensor]] = {}
+        self._made: dict[tuple[object, ...], list[tf.Tensor]] = {}
+        self._handles = {each.outputs[0].ref(): self._hold(each) for each in self.variables}
+        self._first: set[tf.Operation] = set()
+        for variable in self.variables.values():
+            self._first |= _begin_on_host(variable.initial_value)
         if self.variables:
             self._leave_whole()
 
@@ -125,9 +130,7 @@ class Sliced:
         Raises:
             ValueError: If one that was made later cannot be done slice by slice.
         """
-        handles = [holder.outputs[0] for holder in self.variables]
-        users = {user for handle in handles for user in operations.users(handle)}
-        for op in order.as_made(users.difference(self._seen)):
+        for op in self._unseen():
             self._seen.add(op)
             self._require(op)
             if op.type in _READS:
@@ -136,9 +139,23 @@ class Sliced:
                 self._write(op)
         return self._moved
 
-    def slices(self, variable: tf.Variable) -> list[Slice]:
-        """Returns the slices of a variable."""
-        return [self._slice(variable, k) for k in range(len(self._devices))]
+    def require_lowered(self) -> None:
+        """Refuses what was made too late to be lowered: it would use what has no value.
+
+        Raises:
+            ValueError: If there is any.
+        """
+        for op in self._unseen():
+            raise ValueError(
+                "What uses a variable in slices is made by the model_fn, or by a hook in begin(); "
+                f"got {op.name}, of type {op.type}, which was made later. Make it there."
+            )
+
+    def _unseen(self) -> list[tf.Operation]:
+        """Returns what uses the variables and is not lowered, as it was made."""
+        handles = [holder.outputs[0] for holder in self.variables]
+        users = {user for handle in handles for user in operations.users(handle)}
+        return order.as_made(users.difference(self._seen))
 
     def _require(self, op: tf.Operation) -> None:
         if not _is_cuttable(op, self.variables):
@@ -150,47 +167,54 @@ class Sliced:
 
     # The slices.
 
-    def _bounds(self, rows: int, k: int) -> tuple[int, int]:
-        """Returns where slice k of so many rows begins, and how many it has."""
+    def _bounds(self, rows: int) -> list[tuple[int, int]]:
+        """Returns where each slice of so many rows begins, and how many it has."""
         least, more = divmod(rows, len(self._devices))
-        return k * least + min(k, more), least + (k < more)
+        return [(k * least + min(k, more), least + (k < more)) for k in range(len(self._devices))]
 
-    def _holder(self, holder: tf.Operation, k: int, device: str) -> tf.Tensor:
-        """Makes the variable that is slice k."""
-        shape = _shape(holder)
-        shape = tf.TensorShape([self._bounds(shape[0], k)[1], *shape[1:]])
-        name = self._graph.unique_name(f"{holder.name}/part_{k}")
-        given = {"dtype": holder.get_attr("dtype"), "shape": shape, "shared_name": name.encode()}
-        attributes = {key: nodes.attribute(each) for key, each in given.items()}
-        with replacing.written("", self._graph, device):
-            kind, resource, name = holder.type, [tf.resource], name + "/"
-            made = self._graph.create_op(kind, [], resource, attrs=attributes, name=name)
-        return made.outputs[0]
+    def _hold(self, holder: tf.Operation) -> list[tf.Tensor]:
+        """Makes the variables that are slices."""
+        rows, *row = _shape(holder)
+        given: dict[str, Any] = {"dtype": holder.get_attr("dtype")}
+        found = []
+        for k, (device, (_, own)) in enumerate(zip(self._devices, self._bounds(rows), strict=True)):
+            name = self._graph.unique_name(f"{holder.name}/part_{k}")
+            given |= {"shape": tf.TensorShape([own, *row]), "shared_name": name.encode()}
+            attributes = {key: nodes.attribute(each) for key, each in given.items()}
+            with replacing.written("", self._graph, device):
+                kind, resource, name = holder.type, [tf.resource], name + "/"
+                made = self._graph.create_op(kind, [], resource, attrs=attributes, name=name)
+            found.append(made.outputs[0])
+        return found
 
-    def _slice(self, variable: tf.Variable, k: int) -> Slice:
-        """Returns slice k as the graph holds it."""
-        handle = self._handles[variable.handle.ref(), k]
-        with replacing.written(f"{handle.op.name}/", self._graph, handle.op.device):
-            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype, name="Read")
-            check = tf.raw_ops.VarIsInitializedOp(resource=handle)
-        return Slice(*self._bounds(variable.shape[0], k), handle, value, check)
+    def slices(self, variable: tf.Variable) -> list[Slice]:
+        """Returns the slices of a variable."""
+        found = []
+        first = self._written.get(variable.initializer, [variable.initializer] * len(self._devices))
+        handles = self._handles[variable.handle.ref()]
+        for bounds, handle, initializer in zip(
+            self._bounds(variable.shape[0]), handles, first, strict=True
+        ):
+            with replacing.written(f"{handle.op.name}/", self._graph, handle.device):
+                value = tf.raw_ops.ReadVariableOp(
+                    resource=handle, dtype=variable.dtype, name="Read"
+                )
+                check = tf.raw_ops.VarIsInitializedOp(resource=handle)
+            found.append(Slice(*bounds, handle, value, check, initializer))
+        return found
 
-    def _handle(self, handle: tf.Tensor, k: int) -> tf.Tensor:
-        """Returns what stands for slice k where a variable's handle stands for all."""
-        if (handle.ref(), k) not in self._handles:
-            op = handle.op
-            own = self._handle(op.inputs[0], k)
-            with self._beside(op, own.device):
-                dtypes = [tf.resource] * len(op.outputs)
-                inputs, attributes = [own, *op.inputs[1:]], nodes.attributes_of(op)
-                made = replacing.create(op.type, inputs, dtypes, attributes)
-            for old, new in zip(op.outputs, made, strict=True):
-                self._handles[old.ref(), k] = new
-        return self._handles[handle.ref(), k]
-
-    def _handles_of(self, op: tf.Operation, n: int = 0) -> list[tf.Tensor]:
-        """Returns what stands for the slices of an operation's input n."""
-        return [self._handle(op.inputs[n], k) for k in range(len(self._devices))]
+    def _handles_of(self, handle: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what stands for slices where a variable's handle stands for all."""
+        if handle.ref() not in self._handles:
+            op, dtypes = handle.op, [tf.resource] * len(handle.op.outputs)
+            columns = []
+            for own in self._handles_of(op.inputs[0]):
+                with self._beside(op, own.device):
+                    inputs, attributes = [own, *op.inputs[1:]], nodes.attributes_of(op)
+                    columns.append(replacing.create(op.type, inputs, dtypes, attributes))
+            for old, new in zip(op.outputs, zip(*columns, strict=True), strict=True):
+                self._handles[old.ref()] = list(new)
+        return self._handles[handle.ref()]
 
     # What reads.
 
@@ -203,7 +227,10 @@ class Sliced:
         if op.type == "VariableShape":
             with self._beside(op):
                 return tf.constant(shape, dtype)
-        parts = [self._made_like(op, [handle], handle.device) for handle in self._handles_of(op)]
+        parts = [
+            self._made_like(op, [handle], handle.device)
+            for handle in self._handles_of(op.inputs[0])
+        ]
         # NOTE: who waits for the read must not wait for all rows in one place.
         replacing.wait_instead(op._control_outputs, op, [part.op for part in parts])
         with self._beside(op):
@@ -212,67 +239,108 @@ class Sliced:
             whole = tf.concat(parts, 0)
         if op._get_control_flow_context() is None:
             self.joined.append(whole)
-        self._cuts |= {(whole.ref(), k): part for k, part in enumerate(parts)}
+        self._reads[whole.ref()] = parts
         return whole
 
     def _looked_up(self, op: tf.Operation, shape: Sequence[int]) -> tf.Tensor:
         """Returns what the slices have for ids."""
-        ids = op.inputs[1]
-        flat, found = self._flat(op, ids, []), []
-        parts = self._by_slice(op, flat, flat, shape[0])
-        for k, handle in enumerate(self._handles_of(op)):
-            own = self._numbered(op, parts[k], handle, shape[0], k)
-            found.append(self._made_like(op, [handle, own], handle.device))
-        with self._beside(op):
+        handles, ids = self._handles_of(op.inputs[0]), op.inputs[1]
+        flat = self._flat(op, ids, [])
+        way = _Way(shape[0], op._get_control_flow_context(), flat)
+        own = self._numbered(way, handles)
+        found = [
+            self._made_like(op, [handle, numbers], handle.device)
+            for handle, numbers in zip(handles, own, strict=True)
+        ]
+        with self._free(way):
             numbers = tf.raw_ops.Range(start=0, limit=tf.raw_ops.Size(input=flat), delta=1)
-        places = self._by_slice(op, numbers, flat, shape[0])
+        places = self._parts(numbers, way)
         with self._beside(op):
             stitched = tf.raw_ops.DynamicStitch(indices=places, data=found)
             return tf.reshape(stitched, tf.concat([tf.shape(ids), shape[1:]], 0))
 
-    def _numbered(
-        self, op: tf.Operation, ids: tf.Tensor, handle: tf.Tensor, rows: int, k: int
-    ) -> tf.Tensor:
-        """Returns which rows of slice k have ids that it has."""
-        with self._beside(op, handle.device):
-            return ids - tf.constant(self._bounds(rows, k)[0], ids.dtype)
+    # What writes.
 
-    def _flat(self, op: tf.Operation, tensor: tf.Tensor, row: Sequence[int]) -> tf.Tensor:
-        """Returns rows of a shape along one dimension."""
-        if tensor.shape.rank == 1 + len(row):
-            return tensor
+    def _write(self, op: tf.Operation) -> None:
+        """Puts what writes each slice in place of what writes a variable."""
+        made, attributes = [], nodes.attributes_of(op)
+        for own in zip(*self._columns(op), strict=True):
+            with self._beside(op, own[0].device):
+                made.append(self._graph.create_op(op.type, list(own), [], attrs=attributes))
+        self._written[op] = made
+        replacing.wait_instead(op._control_outputs, op, made)
         with self._beside(op):
-            return tf.reshape(tensor, [-1, *row])
+            self._moved[op] = tf.group(*made)
 
-    def _by_slice(
-        self, op: tf.Operation, data: tf.Tensor, ids: tf.Tensor, rows: int
-    ) -> list[tf.Tensor]:
-        """Returns entries of `data` by the slices, of so many rows in all, that have their ids.
+    def _columns(self, op: tf.Operation) -> list[list[tf.Tensor]]:
+        """Returns for each input of an operation what those read that write slices."""
+        handles = self._handles_of(op.inputs[0])
+        rows, *row = _shape(operations.made_by(op.inputs[0]))
+        named = dict(zip([each.name for each in op.op_def.input_arg], op.inputs, strict=True))
+        context, ids = op._get_control_flow_context(), named.get(_INDICES)
+        way = _Way(rows, context, None if ids is None else self._flat(op, ids, []))
+        found = []
+        for name, tensor in named.items():
+            if tensor.dtype == tf.resource:
+                found.append(self._handles_of(tensor))
+            elif name == _INDICES:
+                found.append(self._numbered(way, handles))
+            elif name in _ROWS and tensor.shape.rank != 0:
+                if ids is not None:
+                    tensor = self._flat(op, tensor, row)
+                elif not tensor.shape.is_fully_defined():
+                    with self._free(way):
+                        tensor = tf.ensure_shape(tensor, [rows, *row])
+                found.append(self._parts(tensor, way))
+            else:
+                found.append([tensor] * len(handles))
+        return found
 
-        What is made of entries, each by itself, is made beside the slices.
+    # Parts of a tensor, by the slices that have its rows, or its ids.
+
+    def _parts(self, tensor: tf.Tensor, way: "_Way") -> list[tf.Tensor]:
+        """Returns the parts of a tensor.
+
+        What is made entry by entry is made of parts, beside the slices.
         """
-        made_by, inputs = data.op, [each for each in data.op.inputs if each.shape.rank != 0]
-        is_each = made_by.type in _EACH and made_by._get_control_flow_context() is None
-        if data is not ids and is_each and len({each.ref() for each in inputs}) == 1:
-            if inputs[0].shape.rank == data.shape.rank:
-                return [
-                    self._made_like(
-                        made_by,
-                        [part if each is inputs[0] else each for each in made_by.inputs],
-                        device,
-                    )
-                    for part, device in zip(
-                        self._by_slice(op, inputs[0], ids, rows), self._devices, strict=True
-                    )
+        if way.ids is None and tensor.ref() in self._reads:
+            return self._reads[tensor.ref()]
+        key = (tensor.ref(), way.key)
+        if key not in self._made:
+            with_rows, op = _with_rows(tensor), tensor.op
+            if with_rows:
+                columns = [
+                    self._parts(each, way)
+                    if each.ref() in with_rows
+                    else [each] * len(self._devices)
+                    for each in op.inputs
                 ]
-        key = (data.ref(), ids.ref(), rows, op._get_control_flow_context())
-        if key not in self._parts:
-            numbers = self._parts.get(key[1:])
-            with self._beside(op):
-                numbers = self._parts[key[1:]] = numbers or [self._numbers(ids, rows)]
-                count = len(self._devices)
-                self._parts[key] = tf.dynamic_partition(data, numbers[0], count)
-        return self._parts[key]
+                self._made[key] = [
+                    self._made_like(op, own, device)
+                    for *own, device in zip(*columns, self._devices, strict=True)
+                ]
+            else:
+                self._made[key] = self._cut(tensor, way)
+        return self._made[key]
+
+    def _cut(self, tensor: tf.Tensor, way: "_Way") -> list[tf.Tensor]:
+        """Cuts a tensor into parts, where it is; or makes them, where all entries are alike."""
+        bounds = self._bounds(way.rows)
+        if way.ids is not None:
+            key = ("numbers", way.key)
+            with self._free(way):
+                if key not in self._made:
+                    self._made[key] = [self._numbers(way.ids, way.rows)]
+                return tf.dynamic_partition(tensor, self._made[key][0], len(bounds))
+        row, value, found = tensor.shape.as_list()[1:], _entry(tensor), []
+        place = tensor.device if tensor.op in self._first else ""
+        for device, (begin, rows) in zip(self._devices, bounds, strict=True):
+            with self._free(way, place if value is None else device):
+                if value is not None:
+                    found.append(tf.fill([rows, *row], value))
+                else:
+                    found.append(tf.slice(tensor, [begin, *[0] * len(row)], [rows, *row]))
+        return found
 
     def _numbers(self, ids: tf.Tensor, rows: int) -> tf.Tensor:
         """Returns which slice has each id; the first ones may have a row more than the others."""
@@ -281,78 +349,24 @@ class Sliced:
             return tf.cast(ids // least, tf.int32)
         return tf.cast(tf.maximum(ids // (least + 1), (ids - more) // least), tf.int32)
 
-    # What writes.
-
-    def _write(self, op: tf.Operation) -> None:
-        """Puts what writes each slice in place of what writes a variable."""
-        made, attributes = [], nodes.attributes_of(op)
-        for k, handle in enumerate(self._handles_of(op)):
-            own = self._written(op, k, handle)
-            with self._beside(op, handle.device):
-                made.append(self._graph.create_op(op.type, own, [], attrs=attributes))
-        replacing.wait_instead(op._control_outputs, op, made)
-        with self._beside(op):
-            self._moved[op] = tf.group(*made)
-
-    def _written(self, op: tf.Operation, k: int, first: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what an operation reads that writes slice k, whose handle is the first of it."""
-        shape, names = _shape(operations.made_by(op.inputs[0])), _names(op)
-        ids = None
-        if _INDICES in names:
-            ids = self._flat(op, op.inputs[names.index(_INDICES)], [])
+    def _numbered(self, way: "_Way", handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns for each slice which of its rows have its ids."""
         found = []
-        for name, tensor in zip(names, op.inputs, strict=True):
-            if tensor.dtype == tf.resource:
-                tensor = self._handle(tensor, k)
-            elif name == _INDICES:
-                own = self._by_slice(op, ids, ids, shape[0])[k]
-                tensor = self._numbered(op, own, first, shape[0], k)
-            elif name in _ROWS and tensor.shape.rank != 0:
-                if ids is None:
-                    tensor = self._cut(op, tensor, shape, k)
-                else:
-                    flat = self._flat(op, tensor, shape[1:])
-                    tensor = self._by_slice(op, flat, ids, shape[0])[k]
-            found.append(tensor)
+        parts, bounds = self._parts(way.ids, way), self._bounds(way.rows)
+        for part, (begin, _), handle in zip(parts, bounds, handles, strict=True):
+            with self._free(way, handle.device):
+                found.append(part - tf.constant(begin, part.dtype))
         return found
 
-    def _cut(self, op: tf.Operation, tensor: tf.Tensor, shape: Sequence[int], k: int) -> tf.Tensor:
-        """Returns the rows of slice k of a value that is as long as a variable of a shape."""
-        own = self._own(tensor, k)
-        if own is not None:
-            return own
-        begin, rows = self._bounds(shape[0], k)
-        with self._beside(op):
-            if not tensor.shape.is_fully_defined():
-                tensor = tf.ensure_shape(tensor, shape)
-            others = [0] * (len(shape) - 1)
-            return tf.slice(tensor, [begin, *others], [rows, *shape[1:]])
-
-    def _own(self, tensor: tf.Tensor, k: int) -> tf.Tensor | None:
-        """Returns the rows of slice k of what is made of slices entry by entry; else None."""
-        key = (tensor.ref(), k)
-        if key not in self._cuts:
-            self._cuts[key] = self._made_of_slices(tensor, k)
-        return self._cuts[key]
-
-    def _made_of_slices(self, tensor: tf.Tensor, k: int) -> tf.Tensor | None:
-        op = tensor.op
-        if op.type not in _EACH or op._get_control_flow_context() is not None:
-            return None
-        if not all(each.shape.is_fully_defined() for each in (tensor, *op.inputs)):
-            return None
-        with_rows = [each for each in op.inputs if each.shape[:1] == tensor.shape[:1]]
-        with_rows = [each for each in with_rows if each.shape.rank == tensor.shape.rank]
-        owns = [own for each in with_rows if (own := self._own(each, k)) is not None]
-        if not owns:
-            return None
-        inputs = [
-            self._cut(op, each, each.shape.as_list(), k)
-            if any(each is other for other in with_rows)
-            else each
-            for each in op.inputs
-        ]
-        return self._made_like(op, inputs, owns[0].device)
+    def _flat(self, op: tf.Operation, tensor: tf.Tensor, row: Sequence[int]) -> tf.Tensor:
+        """Returns rows of a shape along one dimension."""
+        if tensor.shape.rank == 1 + len(row):
+            return tensor
+        key = (tensor.ref(), *row, op._get_control_flow_context())
+        if key not in self._made:
+            with self._free(_Way(0, op._get_control_flow_context())):
+                self._made[key] = [tf.reshape(tensor, [-1, *row])]
+        return self._made[key][0]
 
     # What is in place of an operation.
 
@@ -364,6 +378,10 @@ class Sliced:
         device = device or self._home
         return replacing.written(name, self._graph, device, context, op.control_inputs)
 
+    def _free(self, way: "_Way", device: str = "") -> contextlib.AbstractContextManager[None]:
+        """Makes operations that wait for nothing but what they read, in a branch or in none."""
+        return replacing.written("slices/", self._graph, device or self._home, way.context)
+
     def _made_like(self, op: tf.Operation, inputs: Sequence[tf.Tensor], device: str) -> tf.Tensor:
         """Returns what an operation's kind makes of other inputs, on another device."""
         with self._beside(op, device):
@@ -371,16 +389,73 @@ class Sliced:
             return replacing.create(op.type, inputs, kinds, attributes)[0]
 
 
-def _begin_on_host(value: tf.Tensor) -> None:
-    """Makes a variable's first value, which has all rows, where there is most memory."""
-    for op in operations.made_from([value]):
+class _Way(NamedTuple):
+    """How tensors are parted by slices.
+
+    Attributes:
+        rows: How many the variable has.
+        context: The branch in which that is done, or None.
+        ids: The id of each entry, in one dimension; None: entries are the variable's rows.
+    """
+
+    rows: int
+    context: Any
+    ids: tf.Tensor | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The same for the same way."""
+        return self.rows, self.context, None if self.ids is None else self.ids.ref()
+
+
+def _with_rows(tensor: tf.Tensor) -> set[Any]:
+    """Returns those operands, as `ref()`s, that have an entry for each one of a tensor's rows.
+
+    They are none if the tensor is not made entry by entry, or if that is not known.
+    """
+    op = tensor.op
+    if op.type not in _EACH or op._get_control_flow_context() is not None:
+        return set()
+    operands = [each for each in op.inputs if each.shape.rank != 0]
+    if len({each.ref() for each in operands}) != 1:
+        if not all(each.shape.is_fully_defined() for each in (tensor, *operands)):
+            return set()
+        operands = [each for each in operands if each.shape[:1] == tensor.shape[:1]]
+    return {each.ref() for each in operands if each.shape.rank == tensor.shape.rank}
+
+
+def _entry(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the entry that all entries of a constant or a fill are, if they are alike."""
+    op = tensor.op
+    if op.type == "Fill":
+        return op.inputs[1]
+    if op.type != "Const":
+        return None
+    given = op.get_attr("value")
+    values = [value for _, value in given.ListFields() if hasattr(value, "extend")]
+    if given.tensor_content or [len(value) for value in values] != [1]:
+        return None
+    given.ClearField("tensor_shape")
+    return tf.constant(tf.make_ndarray(given), tensor.dtype)
+
+
+def _begin_on_host(value: tf.Tensor) -> set[tf.Operation]:
+    """Makes a variable's first value, which has all rows, where there is most memory.
+
+    Returns:
+        The operations that make it.
+    """
+    found = operations.made_from([value])
+    for op in found:
         if op.type not in placement.VARIABLE_TYPES and operations.variable_of(op) is None:
             op._set_device(placement.host_of(op.device))
+    return found
 
 
 def _cuttable(slicing: Slicing) -> Mapping[tf.Operation, tf.Variable]:
     """Returns the large variables all of whose uses can be written slice by slice."""
-    found = {each.handle.op: each for each in slicing.variables if slicing.is_large(each)}
+    large = filter(slicing.is_large, slicing.variables)
+    found = {each.handle.op: each for each in large if slicing.has_rows(each)}
     while True:
         kept = {
             holder: variable
@@ -405,11 +480,6 @@ def _is_cuttable(op: tf.Operation, holders: Collection[tf.Operation]) -> bool:
     if any(holder not in holders for holder in used):
         return False
     return len({_shape(holder)[0] for holder in used}) == 1
-
-
-def _names(op: tf.Operation) -> list[str]:
-    """Returns the names that an operation's kind gives to its inputs."""
-    return [each.name for each in op.op_def.input_arg]
 
 
 def _shape(holder: tf.Operation) -> list[int]:

@@ -274,28 +274,29 @@ def _variables() -> dict[str, _Variable]:
 
 def _variable(key: Key, parts: Sequence[tf.Variable]) -> _Variable:
     """Returns a variable, given the parts that it is in, or itself."""
-    info, first = parts[0]._save_slice_info, parts[0]
-    ops = tuple(part.op for part in parts)
-    if len(parts) == 1 or info is None:
-        given = tf1.placeholder(first.dtype.base_dtype, first.shape)
-        reads = tuple(copy.read_value() for copy in _copies(first))
-        return _Variable(key, ops, reads, given, tf1.group(first.assign(given)))
-    given = tf1.placeholder(first.dtype.base_dtype, info.full_shape)
-    pairs = zip(info.full_shape, info.var_shape, strict=True)
-    axis = next(n for n, (whole, own) in enumerate(pairs) if whole != own)
+    infos, first = [part._save_slice_info for part in parts], parts[0]
+    whole = first.shape if infos[0] is None else infos[0].full_shape
+    given = tf1.placeholder(first.dtype.base_dtype, whole)
     copies = zip(*map(_copies, parts), strict=True)
-    reads = tuple(tf.concat([copy.read_value() for copy in copied], axis) for copied in copies)
-    infos = [part._save_slice_info for part in parts]
+    reads = tuple(_joined([copy.read_value() for copy in copied], whole) for copied in copies)
     written = [
-        part.assign(tf.slice(given, own.var_offset, own.var_shape))
+        part.assign(given if own is None else tf.slice(given, own.var_offset, own.var_shape))
         for part, own in zip(parts, infos, strict=True)
     ]
-    return _Variable(key, ops, reads, given, tf1.group(*written))
+    return _Variable(key, tuple(part.op for part in parts), reads, given, tf1.group(*written))
 
 
 def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
     is_mirrored = isinstance(variable, variables.MirroredVariable)
     return variable.members if is_mirrored else (variable,)
+
+
+def _joined(parts: Sequence[tf.Tensor], whole: Sequence[int] | tf.TensorShape) -> tf.Tensor:
+    """Puts parts of a shape together, along the one axis that they do not have whole."""
+    if len(parts) == 1:
+        return parts[0]
+    pairs = enumerate(zip(whole, parts[0].shape.as_list(), strict=True))
+    return tf.concat(parts, next(axis for axis, (length, own) in pairs if length != own))
 
 
 def kind_of(name: str, trainable: set[str]) -> str:

@@ -7,8 +7,10 @@ import pytest
 
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.exporting import export
 from replicate.graph import operations
+from replicate.splitting import report
 from replicate.strategy.policies import parameter_server
 from tests import exactness
 from tests.law import running
@@ -121,15 +123,25 @@ def built(model, strategy=None, mode="train", sizes=(7,)):
 def test_a_step_moves_ids_and_rows_and_never_a_table(fresh_graph, forward, optimizer):
     spec = built(of(forward, optimizer))
     executed = operations.executed_by([spec.train_op, spec.loss])
-    made = [tensor for op in executed for tensor in op.outputs if tensor.shape.rank == 2]
-    assert [tensor.name for tensor in made if tensor.shape[0] == ROWS] == []
+    made = [tensor for op in executed for tensor in op.outputs if tensor.shape.rank]
+    assert [tensor.name for tensor in made if ROWS in tensor.shape.as_list()] == []
+    made = [tensor for tensor in made if tensor.shape.rank == 2]
     own = [tensor for tensor in made if tensor.shape[0] in (3, 4)]
     for tensor in own:
         assert {op.device for op in tensor.consumers() if op in executed} <= {tensor.device}
     assert bool(own) == (optimizer == "adam")  # which passes over all rows in each step
 
 
-def test_devices_hold_as_many_rows_and_no_operation_of_the_lookup_is_whole(fresh_graph):
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+@pytest.mark.parametrize("forward", [of_dense_ids, of_sparse_ids])
+def test_no_operation_on_rows_is_whole(fresh_graph, forward, optimizer):
+    with report.heard() as results:
+        built(of(forward, optimizer))
+    (result,) = results
+    assert {op.name: result.why(op) for op in result.whole if result.why(op)} == {}
+
+
+def test_devices_hold_as_many_rows(fresh_graph):
     built(of(of_sparse_ids, "adagrad"))
     found = {variable.op.name: variable for variable in tf1.global_variables()}
     names = [f"table/{slot}part_{k}" for slot in ("", "Adagrad/") for k in range(K)]
@@ -159,8 +171,13 @@ def test_the_first_value_is_made_on_the_host(fresh_graph):
     built(of(of_dense_ids), gpus)
     parts = tf1.trainable_variables()
     assert [part.device for part in parts] == ["/device:GPU:0", "/device:GPU:1"]
-    assert parts[0].initial_value.shape == [ROWS, WIDTH]
-    assert parts[0].initial_value.device == "/device:CPU:0"
+    slots = [each for each in tf1.global_variables() if each.op.name.startswith("table/Adam/")]
+    for part, slot in zip(parts, slots, strict=True):
+        first = part.initial_value
+        assert (first.shape, first.device) == (part.shape, "/device:CPU:0")
+        # What is alike in all rows is made of each slice by itself.
+        first = slot.initial_value
+        assert (first.op.type, first.shape, first.device) == ("Fill", slot.shape, slot.device)
 
 
 # Checkpoints and exports.
@@ -223,7 +240,6 @@ def test_whoever_names_the_variable_has_all_its_rows(fresh_graph):
     def model(features, labels, mode):
         spec = of(of_dense_ids, "sgd")(features, labels, mode)
         kept["table"] = fresh_graph.get_collection("trainable_variables")[0]
-        kept["saver"] = tf1.train.Saver({"mine": kept["table"]})
         kept["twice"] = kept["table"].assign(2.0 * kept["table"])
         kept["norm"] = tf.reduce_sum(kept["table"])
         return spec
@@ -312,6 +328,26 @@ def test_what_a_hook_does_in_a_loop_is_refused(tmp_path):
         trained(tmp_path, sliced(), 1, model)
 
 
+class Late(tf1.train.Scaffold):
+    """Writes a variable that the model gave it, when all hooks have begun."""
+
+    def finalize(self):
+        self.variable.assign(tf.ones([ROWS, WIDTH], tf.float64))
+        return super().finalize()
+
+
+def test_what_is_made_too_late_is_refused(tmp_path):
+    scaffold = Late()
+
+    def model(features, labels, mode):
+        spec = of(of_dense_ids, "sgd")(features, labels, mode)
+        (scaffold.variable,) = tf1.trainable_variables()
+        return spec._replace(scaffold=scaffold)
+
+    with pytest.raises(ValueError, match=r"got AssignVariableOp.*, which was made later"):
+        trained(tmp_path, sliced(), 1, model)
+
+
 # What stays whole.
 
 
@@ -326,6 +362,8 @@ def test_a_partitioner_of_the_model_stays(fresh_graph):
 
     built(of(parted, "sgd"))
     assert names("trainable_variables") == ["table/part_0", "table/part_1"]
+    devices = [variable.device for variable in tf1.trainable_variables()]
+    assert devices == ["/device:CPU:0", "/device:CPU:1"]
 
 
 @pytest.mark.parametrize(
@@ -336,9 +374,14 @@ def test_variables_up_to_slice_bytes_stay_whole(fresh_graph, slice_bytes, count)
     assert len(tf1.trainable_variables()) == count
 
 
-def test_a_variable_of_fewer_rows_than_devices_stays_whole(fresh_graph):
-    built(of(lambda features: of_dense_ids(features) + table("few", K - 1)[0], "sgd"))
-    assert [name for name in names() if name.startswith("few")] == ["few"]
+def test_variables_of_fewer_rows_than_devices_stay_whole_and_are_balanced(fresh_graph):
+    def model(features):
+        return of_dense_ids(features) + table("few", K - 1)[0] + table("others", K - 1)[0]
+
+    built(of(model, "sgd"))
+    few = [variable for variable in tf1.trainable_variables() if "part" not in variable.name]
+    assert [variable.op.name for variable in few] == ["few", "others"]
+    assert len({variable.device for variable in few}) == 2
 
 
 def written_in_a_loop(features):
@@ -355,14 +398,15 @@ def written_in_a_loop(features):
 
 
 def test_a_variable_that_cannot_be_cut_is_whole_and_named_with_its_bytes(fresh_graph, caplog):
+    messages._said.clear()
     with caplog.at_level(logging.INFO, "replicate"):
-        built(of(written_in_a_loop, "sgd"))
-    assert [name for name in names() if name.startswith("counts")] == ["counts"]
-    told = [
-        record.getMessage() for record in caplog.records if "slice_bytes" in record.getMessage()
-    ]
+        for _ in range(2):  # as an Estimator builds its model again and again
+            with tf.Graph().as_default():
+                built(of(written_in_a_loop, "sgd"))
+                assert [name for name in names() if name.startswith("counts")] == ["counts"]
+    told = [message for message in caplog.messages if "slice_bytes" in message]
     assert len(told) == 1
-    assert told[0].endswith(f"counts ({ROWS * 8} bytes).")
+    assert told[0].endswith(f"such as a loop that writes one: counts ({ROWS * 8} bytes).")
 
 
 def test_one_device_cuts_nothing(fresh_graph):
@@ -382,6 +426,11 @@ def test_slice_bytes_is_a_number_of_bytes(slice_bytes):
 def test_slices_need_several_devices():
     with pytest.raises(ValueError, match='placement="single" has one'):
         parameter_server.LocalParameterServerStrategy(2, slice_bytes=1)
+
+
+def test_slices_are_on_no_parameter_device_that_is_named():
+    with pytest.raises(ValueError, match="with parameter_device='/cpu:0'"):
+        parameter_server.LocalParameterServerStrategy(2, "/cpu:0", "balanced", slice_bytes=1)
 
 
 def test_towers_have_no_slices():

@@ -18,7 +18,7 @@ KeyPath: TypeAlias = documents.KeyPath
 
 _FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _MOST = 2**63 - 1
-_BYTES = r"(\d+(?:\.\d+)?) ?(?:([kMGT])(i)?)?B"
+_BYTES = r"(\d+(?:\.\d+)?) ?(?:([kKMGT])(i)?)?B"
 
 
 class Unknown(NamedTuple):
@@ -84,7 +84,7 @@ def _bytes(value: object) -> object:
         if isinstance(value, str):
             raise ValueError("must be a number of bytes, such as 67108864, 64MB or 64MiB")
         return _whole(value)
-    power, is_binary = " kMGT".index(found[2] or " "), bool(found[3])
+    power, is_binary = " KMGT".index((found[2] or " ").upper()), bool(found[3])
     return round(float(found[1]) * (1024 if is_binary else 1000) ** power)
 
 

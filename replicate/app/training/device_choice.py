@@ -110,10 +110,9 @@ def strategy_of(
             compared,
             options.pack_bytes,
         )
-    if isinstance(settings.strategy, sections.Slices):
-        name, slice_bytes = settings.strategy.name, settings.strategy.slice_bytes
+    if settings.slice_bytes is not None:
         return parameter_server.LocalParameterServerStrategy(
-            wanted, placement=name, slice_bytes=slice_bytes
+            wanted, placement=str(settings.strategy_name), slice_bytes=settings.slice_bytes
         )
     return None
 

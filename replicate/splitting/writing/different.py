@@ -10,7 +10,6 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.rules import different, elementwise
-from replicate.splitting.rules.different import is_list
 from replicate.splitting.rules.gathers import SPARSE_SEGMENTS
 from replicate.splitting.states import Counted, Leading, Local, Rows, Sums
 from replicate.splitting.structure import effects
@@ -33,7 +32,7 @@ def joined(written: "writers.Writer", tensor: tf.Tensor, state: Local) -> Refere
         return _sums(written, tensor, source)
     if tensor is source and tensor.op.type in different.SORTED_GRADIENTS:
         return output(str(written.whole(tensor.op.outputs[0])), 1)
-    if tensor is source and is_list(source):
+    if tensor is source and different.is_list(source):
         kinds, place = {"T": tensor.dtype, "out_idx": tf.int32}, _place(written, tensor)
         return written.nodes.add("Unique", [_all(written, tensor, source)], place, **kinds)
     written.want_whole(tensor.op)
@@ -51,7 +50,7 @@ def picked(written: "writers.Writer", tensor: tf.Tensor, state: Local) -> Refere
         state: Its state.
     """
     source, nodes, home = state.source, written.nodes, written.home
-    if isinstance(state, (Counted, Sums)) or not is_list(source):
+    if isinstance(state, (Counted, Sums)) or not different.is_list(source):
         return None
     places = output(str(written.whole(source)), 1)
     parts = _all(written, tensor, source)

@@ -43,6 +43,7 @@ class _OneCopyStrategy(base.DistributionStrategy):
         self.slice_bytes = slice_bytes
         make = placement.PLACEMENTS[placement_name]
         self._choosers = graphs.PerGraph(lambda: make(self._parameter_devices))
+        self._choosers_of_large = graphs.PerGraph(lambda: make(self._parameter_devices))
         self._unnamed: graphs.PerGraph[set[str]] = graphs.PerGraph(set)
 
     def _tower_device(self, tower_id: int) -> contextlib.AbstractContextManager[object]:
@@ -65,11 +66,11 @@ class _OneCopyStrategy(base.DistributionStrategy):
     def _choose(self, shape: tf.TensorShape | None, dtype: tf.DType | None) -> str:
         """Returns the device of the next variable: in each graph as if it were the first.
 
-        One that will be cut is none of these: all devices will hold as much of it.
+        Large ones are by themselves: of those that are cut all devices hold as much.
         """
         if self.slice_bytes is not None:
             if placement.size_in_bytes(shape, dtype) > self.slice_bytes:
-                return self._parameter_devices[0]
+                return self._choosers_of_large.get()(shape, dtype)
         return self._choosers.get()(shape, dtype)
 
     def _make_variable(self, next_creator: types.Function, kwargs: types.Arguments) -> tf.Variable:
@@ -114,6 +115,12 @@ class LocalParameterServerStrategy(_OneCopyStrategy, names=("parameter_server", 
         placement: str = "single",
         slice_bytes: int | None = None,
     ):
+        if slice_bytes is not None and parameter_device is not None:
+            raise ValueError(
+                "slice_bytes cuts variables into slices for several devices: got "
+                f"slice_bytes={slice_bytes} with parameter_device={parameter_device!r}. Leave out "
+                "one of them."
+            )
         workers = device_names.resolve(devices)
         parameters = _parameter_devices(workers, parameter_device, placement)
         super().__init__(workers, parameters, placement, slice_bytes)
