@@ -33,6 +33,7 @@ class Choices:
     update_ops: str | None
     tower_building: str | None = None
     random_numbers: str | None = None
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
         """Refuses what no model can be built with."""
@@ -56,6 +57,7 @@ class Choices:
                 "tf.compat.v1.train.AdamOptimizer(0.001)."
             )
         model.argument_names(self.model_fn)
+        step.require_positive("micro_batches", self.micro_batches, int)
         _require_one_of("update_ops", self.update_ops, (None, *building.UPDATE_OPS))
         _require_one_of("tower_building", self.tower_building, (None, "split", "call"))
         _require_one_of("random_numbers", self.random_numbers, (None, "one_device", "per_device"))
@@ -82,6 +84,12 @@ class Choices:
                 "slice_bytes cuts variables of a graph that is split, and towers have whole ones: "
                 f"got {self.strategy!r} with tower_building={self.tower_building!r}. Leave out one "
                 "of them."
+            )
+        if not is_split and self.micro_batches > 1:
+            raise ValueError(
+                'micro_batches splits one device\'s graph further, and tower_building="call" has '
+                f"none: got micro_batches={self.micro_batches} with it. Leave out what chooses "
+                "towers, or use accumulate_steps with smaller batches."
             )
         if not is_split and self.random_numbers is not None:
             raise ValueError(
@@ -131,6 +139,7 @@ class Choices:
             f"update_ops={self.update_ops}",
             f"tower_building={self.tower_building}",
             f"random_numbers={self.random_numbers}",
+            f"micro_batches={self.micro_batches}",
         ]
 
 

@@ -157,18 +157,22 @@ def resolve(
     return tuple(names)
 
 
-def described(workers: Sequence[str], keepers: Sequence[str], are_named: bool) -> str:
+def described(
+    workers: Sequence[str], keepers: Sequence[str], are_named: bool, micro_batches: int = 1
+) -> str:
     """Returns in one line which devices a model uses.
 
     Args:
         workers: The canonical names of those that compute.
         keepers: Those of the variables.
         are_named: Whether somebody asked for these.
+        micro_batches: In how many parts each computes its rows.
     """
     number = "1 device" if len(workers) == 1 else f"{len(workers)} devices"
     computing, keeping = (", ".join(map(_short, names)) for names in (workers, keepers))
     reason = "" if are_named or local_devices("GPU") else "; TensorFlow sees no GPU"
-    return f"{number}: {computing}; variables on {keeping}{reason}"
+    parts = f", {micro_batches} micro-batches each" if micro_batches > 1 else ""
+    return f"{number}: {computing}{parts}; variables on {keeping}{reason}"
 
 
 def _short(device: str) -> str:

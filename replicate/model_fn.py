@@ -29,6 +29,7 @@ def replicate_model_fn(
     strategy: base.DistributionStrategy | str | None = None,
     loss_reduction: types.NamedReduction | None = None,
     accumulate_steps: int = 1,
+    micro_batches: int = 1,
     clip_global_norm: float | None = None,
     update_ops: str | None = None,
     tower_building: str | None = None,
@@ -52,6 +53,8 @@ def replicate_model_fn(
             rows. None: there are no towers, or `"mean"`.
         accumulate_steps: How many batches' gradients make one update; the global step
             counts batches.
+        micro_batches: In how many parts each device computes its rows, one behind the other, so
+            that a batch larger than memory fits; with `"split"`. The numbers stay one device's.
         clip_global_norm: The largest global norm of the gradients, after reduction and
             accumulation; None: any.
         update_ops: Whose `UPDATE_OPS` run: the `"first"` tower's, `"all"` towers', or all
@@ -81,6 +84,7 @@ def replicate_model_fn(
         update_ops,
         tower_building,
         random_numbers,
+        micro_batches,
     )
 
     return ReplicatedModelFn(given)
@@ -136,10 +140,12 @@ class ReplicatedModelFn:
             used = [device for device in used if "/device:CPU:" in device]
         elif not context.is_one_tower():
             towers, keepers = strategy.worker_devices, strategy.parameter_devices
-            messages.tell(device_names.described(towers, keepers, options.names_devices))
+            named = options.names_devices, options.micro_batches
+            messages.tell(device_names.described(towers, keepers, *named))
         model = models.Model(options.model_fn, options.optimizer_fn, mode, params, config)
         build = _split if options.tower_building == "split" else _call_towers
-        build = _alone if strategy.is_single_tower else build
+        is_whole = options.micro_batches == 1 or context.is_one_tower()
+        build = _alone if strategy.is_single_tower and is_whole else build
         with collector.paused():
             call = _Call(options, strategy, model, features, labels, config, is_served)
             spec, joined = build(call)
@@ -212,8 +218,15 @@ def _split(call: _Call) -> tuple[types.EstimatorSpec, ends.Input]:
         spec = models.whole(lone, call.model, batch.features, batch.labels, share)
         variables = () if call.is_exported else lone.variables
     numbers = call.options.random_numbers or "per_device"
-    is_optimized = _is_optimized(call.config)
-    spec = specs.split(spec, batch, call.strategy, numbers, variables, is_optimized=is_optimized)
+    spec = specs.split(
+        spec,
+        batch,
+        call.strategy,
+        numbers,
+        variables,
+        is_optimized=_is_optimized(call.config),
+        micro_batches=call.options.micro_batches,
+    )
     return spec, _together(call, given, batch.total)
 
 

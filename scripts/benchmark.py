@@ -9,6 +9,7 @@ scripts/benchmark.py all --subjects ours,ours@beside --beside ../before
 scripts/benchmark.py cluster --workers 2 --subjects ours,mirrored,one
 scripts/benchmark.py profile --models deep --towers 8 --subjects ours,loop,limit
 scripts/benchmark.py models --towers 3  building each of tests/models beside one device
+scripts/benchmark.py memory            what a step holds, with 1, 2, 4 and 8 micro-batches
 scripts/benchmark.py bytes             what devices hold and move in a step, under each strategy
 scripts/benchmark.py table             the figures that must hold, and whether they do
 scripts/benchmark.py show FILE...      tables of what --json wrote
@@ -29,6 +30,7 @@ from benchmarking import (
     building,
     clusters,
     goals,
+    memory,
     names,
     overview,
     processes,
@@ -76,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("bytes", help="counts what devices hold and move in a step")
     command.add_argument("--models", type=_models, default=goals.MOST)
     command.add_argument("--towers", type=_numbers, default=goals.MANY, help="K (2,4,8)")
+    command = commands.add_parser("memory", help="measures what steps of micro-batches hold")
+    command.add_argument("--models", type=_words, default=memory.MODELS, help="mlp,bert,cnn")
+    command.add_argument("--parts", type=_numbers, default=(1, 2, 4, 8), help="m (1,2,4,8)")
     command = commands.add_parser("show", help="tables of what --json wrote")
     command.add_argument("files", nargs="+", metavar="FILE")
     command.add_argument("--plot", metavar="FILE")
@@ -94,6 +99,11 @@ def main() -> None:
         print(traffic.counted(options.models, options.towers))
     elif options.command == "gpu":
         _measure_gpus(options, parser)
+    elif options.command == "memory":
+        unknown = [name for name in options.models if name not in memory.MODELS]
+        if unknown:
+            parser.error(f"argument --models: {unknown[0]!r} is none of {', '.join(memory.MODELS)}")
+        print(memory.measured(options.models, options.parts))
     elif options.command == "models":
         known = building.names()
         unknown = [name for name in options.models if name not in known]

@@ -360,3 +360,5 @@ def test_devices_are_described_in_a_line(workers, keepers, text):
     )
     assert devices.described(workers, keepers, True) == text
     assert devices.described(workers, keepers, False) == f"{text}; TensorFlow sees no GPU"
+    parts = text.replace("; ", ", 4 micro-batches each; ", 1)
+    assert devices.described(workers, keepers, True, 4) == parts

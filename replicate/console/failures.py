@@ -36,8 +36,8 @@ def _without_memory(message: str) -> list[str]:
     count = math.prod(int(length) for length in found[1].split(",") if length)
     size = f": {count * bits // 8:,} bytes do not fit" if bits else ""
     return [
-        f"This device's memory is full{size}. Lower batch_size, and raise accumulate_steps for the "
-        "same updates; use more devices; or keep variables on several, with strategy: balanced."
+        f"This device's memory is full{size}. Set micro_batches: 2, 4 or 8, which changes "
+        "no number; use more devices; or keep variables on several, with strategy: balanced."
     ]
 
 

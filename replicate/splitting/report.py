@@ -67,6 +67,18 @@ def of(result: splitter.Result, num_devices: int) -> Report:
     return Report(num_devices, len(result.split), _whole(result, result.whole, _ROWS))
 
 
+def told_of_held(result: splitter.Result) -> str:
+    """Returns which operations keep memory from falling with micro-batches."""
+    named = ", ".join(f"{op.type} {op.name}" for op in result.held[:_TOLD])
+    more = len(result.held) - _TOLD
+    return (
+        "micro_batches: values of all rows are wanted in the middle of the model, so a device keeps"
+        f" what its parts compute before that until all are done, for {named}"
+        f"{f' and {more} more' if more > 0 else ''}. Numbers are right; memory is saved behind "
+        "these operations alone."
+    )
+
+
 def of_step(
     result: splitter.Result, executed: Container[tf.Operation], num_devices: int, rows: int
 ) -> Report:

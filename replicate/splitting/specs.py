@@ -36,6 +36,7 @@ def split(
     variables: Sequence[tf.Variable] = (),
     *,
     is_optimized: bool = True,
+    micro_batches: int = 1,
 ) -> types.EstimatorSpec:
     """Splits the graph of a spec, and returns the spec of what is run instead.
 
@@ -46,6 +47,7 @@ def split(
         numbers: See `replicate_model_fn`'s `random_numbers`.
         variables: Those that the strategy may have copies or slices of.
         is_optimized: Whether sessions optimize the graph.
+        micro_batches: In how many parts each device computes its rows, in turn.
     """
     reason = _why_whole(batch)
     mirrored = variables if strategy.keeps_copies else ()
@@ -68,11 +70,16 @@ def split(
         slicing=slicing,
         is_optimized=is_optimized,
         strategy=strategy,
+        micro_batches=micro_batches,
     )
     mirrored_variables.list_copies(strategy, mirrored, result.copies, result.made)
     sliced_variables.list_slices(result.sliced, slicing)
     _tell(result, strategy)
-    spec = _replaced(spec, _moved(groups, result.fetch))
+    return _hooked(_replaced(spec, _moved(groups, result.fetch)), result)
+
+
+def _hooked(spec: types.EstimatorSpec, result: splitter.Result) -> types.EstimatorSpec:
+    """Returns a spec with hooks for what other hooks do to variables with copies or slices."""
     if result.copies:
         spec = _with_hook(spec, mirrored_variables.WritesHook(result.copies, result.made))
     if result.sliced.variables:
@@ -212,5 +219,7 @@ def _replaced(spec: types.EstimatorSpec, moved: dict[int, types.Fetch]) -> types
 def _tell(result: splitter.Result, strategy: base.DistributionStrategy) -> None:
     """Reports what is split, and what is whole and why."""
     report.tell(result)
+    if result.held:
+        _log.info("%s", report.told_of_held(result))
     if _log.isEnabledFor(logging.INFO):
         _log.info("%s", report.of(result, strategy.num_towers))

@@ -49,6 +49,7 @@ class Result:
         made: As given.
         copies: The operations that hold copies of variables.
         sliced: As given.
+        held: The operations for which each device keeps what all its parts compute.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Result:
         self.made = made
         self.sliced = sliced
         self.copies: copied.Holders = written.copied.holders
+        self.held = written.held
 
     def how(self, op: tf.Operation) -> str:
         """Returns `"split"`, `"whole"` or `"size"`, for what became of an operation."""
@@ -112,6 +114,7 @@ def split_graph(
     slicing: slices.Slicing = slices.NOTHING,
     is_optimized: bool = True,
     strategy: base.DistributionStrategy | None = None,
+    micro_batches: int = 1,
 ) -> Result:
     """Splits the current graph over K devices, in place.
 
@@ -130,12 +133,15 @@ def split_graph(
         is_optimized: Whether sessions optimize the graph, and so leave out branches that are known
             not to be taken.
         strategy: What adds up devices' parts; by default one that does so where sums are read.
+        micro_batches: m: K * m parts are split as over as many devices; those of a device, which
+            are numbered together, take turns.
     """
     strategy = strategy or base.DistributionStrategy(devices, (home,))
     leaves = given if static_rows != 1 else ()  # one row is whole
     groups = [each if isinstance(each, list) else [each] for each in keep]
-    options = (random_numbers, static_rows, cluster, mirrored, slicing, is_optimized)
-    plan = _Plan(_Asked(leaves, tuple(devices), groups, home, *options))
+    options = (random_numbers, static_rows, cluster, mirrored, slicing, is_optimized, micro_batches)
+    parts = tuple(device for device in devices for _ in range(micro_batches))
+    plan = _Plan(_Asked(leaves, parts, groups, home, *options))
     written, fetch = plan.write()
     places.choose(written, strategy)
     packed = transport.Transport(written, fetch).pack()
@@ -170,6 +176,7 @@ class _Asked(NamedTuple):
     mirrored: Sequence[tf.Variable]
     slicing: slices.Slicing
     is_optimized: bool
+    micro_batches: int
 
 
 class _Plan:
@@ -215,7 +222,9 @@ class _Plan:
         with tf1.name_scope("replicate_split/"):
             nodes = Nodes(self._graph, self._graph.unique_name("rows"))
         devices, home = self._asked.devices, self._asked.home
-        written = writer.Writer(self._analysis, devices, home, self.place, nodes)
+        written = writer.Writer(
+            self._analysis, devices, home, self.place, nodes, self._asked.micro_batches
+        )
         fetch = [[written.fetch(each) for each in group] for group in self._groups]
         written.finish()
         return written, fetch

@@ -73,9 +73,9 @@ class GradientStep:
 
     def __post_init__(self) -> None:
         """Refuses what is no positive number."""
-        _require_positive("accumulate_steps", self.accumulate_steps, int)
+        require_positive("accumulate_steps", self.accumulate_steps, int)
         if self.clip_global_norm is not None:
-            _require_positive("clip_global_norm", self.clip_global_norm, (int, float))
+            require_positive("clip_global_norm", self.clip_global_norm, (int, float))
 
     def told(self) -> list[str]:
         """Returns in words what was asked for."""
@@ -291,9 +291,10 @@ def _create_slots(optimizer: tf1.train.Optimizer, trained: Sequence[tf.Variable]
             _create_slots(inner, trained)
 
 
-def _require_positive(
+def require_positive(
     name: str, value: float, kinds: type[int] | tuple[type[int], type[float]]
 ) -> None:
+    """Refuses an option that is no positive number."""
     if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
         raise ValueError(f"{name} must be a positive number; got {value!r}.")
 

@@ -115,7 +115,7 @@ def sides(
 
     return Sides(
         one,
-        replicated([workers[0]], {**options, "strategy": None}),
+        replicated([workers[0]], {**options, "strategy": None, "micro_batches": 1}),
         replicated(devices, options),
         options.get("accumulate_steps", 1) != 1 or options.get("clip_global_norm") is not None,
         is_split,

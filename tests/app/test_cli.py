@@ -333,7 +333,7 @@ def test_who_has_no_memory_left_is_told_what_did_not_fit_and_what_to_do():
     text = failures.explain(error)
     assert f"ResourceExhaustedError: {reason}\n" in text
     assert (
-        "This device's memory is full: 324 bytes do not fit. Lower batch_size" in text
+        "This device's memory is full: 324 bytes do not fit. Set micro_batches" in text
     )  # 9 * 9 * 4
     assert "The operation is large." in text
 

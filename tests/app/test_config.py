@@ -187,6 +187,7 @@ tower_building=split ; update_ops=first | must be left out with tower_building: 
 tower_building=call ; random_numbers=one_device | must be left out with tower_building: call: each
 loss_reduction=sum ; random_numbers=per_device | must be left out with loss_reduction: each tower dr
 update_ops=mean ; random_numbers=one_device | must be left out with update_ops: each tower draws
+loss_reduction=mean ; micro_batches=2 | must be left out with loss_reduction, which splits no graph
 model_dir='runs/a[1]' | model_dir: must be a path without * ? [ and \, by which TensorFlow finds non
 name='a*b' | model_dir: must be a path without * ? [ and \, by which TensorFlow finds none
 model_dir=~nobody-is-called-so/runs | model_dir: must be a path in a home folder that is known, got

@@ -136,6 +136,12 @@ def test_devices_are_told_with_what_they_send_and_receive(describe, strategy, si
     assert found.unsized == 0
 
 
+def test_a_device_has_the_operations_of_all_its_parts(describe):
+    found = describe("micro_batches=2")
+    assert [one.of_tower for one in found.devices] == [2 * found.split.split] * 2
+    assert found.micro_batches == 2
+
+
 def test_a_bound_is_rounded_up(describe):
     # Three devices: 64 / 3 = 21 1/3 bytes of weights and slots, 2 * 2 / 3 * 32 = 42 2/3 moved.
     found = describe("devices=[/cpu:0, /cpu:1, /cpu:2]")

@@ -22,6 +22,7 @@ METRICS = {  # of an evaluation, besides loss and global_step
     "digits-mirrored.yaml": {"accuracy"},
     "digits.yaml": {"accuracy"},
     "recommender.yaml": {"auc"},
+    "tagger-micro-batches.yaml": {"word_accuracy"},
     "tagger.yaml": {"word_accuracy"},
     "wide-and-deep.yaml": {"accuracy", "auc"},
 }

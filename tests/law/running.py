@@ -22,25 +22,29 @@ class Setting(NamedTuple):
         devices: K.
         rows: The rows of each batch.
         is_static: Whether the graph knows how many rows there are.
+        micro_batches: In how many parts each device computes its rows.
     """
 
     strategy: str
     devices: int
     rows: tuple[int, ...]
     is_static: bool = False
+    micro_batches: int = 1
 
     def __str__(self):
         kind = "static" if self.is_static else "dynamic"
-        return f"{self.strategy}-K{self.devices}-B{','.join(map(str, self.rows))}-{kind}"
+        parts = f"x{self.micro_batches}" if self.micro_batches > 1 else ""
+        return f"{self.strategy}-K{self.devices}{parts}-B{','.join(map(str, self.rows))}-{kind}"
 
     def options(self) -> dict[str, Any]:
         """Returns the strategy and the devices, as `replicate_model_fn` takes them."""
+        parts = {"micro_batches": self.micro_batches} if self.micro_batches > 1 else {}
         if self.strategy != "sliced":
-            return {"strategy": self.strategy, "devices": self.devices}
+            return {"strategy": self.strategy, "devices": self.devices, **parts}
         sliced = parameter_server.LocalParameterServerStrategy(
             self.devices, placement="balanced", slice_bytes=1
         )
-        return {"strategy": sliced}
+        return {"strategy": sliced, **parts}
 
 
 # Every number of devices, of rows that do not divide, of fewer rows than devices, and of one.
@@ -57,6 +61,9 @@ SETTINGS = (
     Setting("mirrored", 3, (1, 1, 1), is_static=True),
     Setting("sliced", 4, (7, 5, 1, 2)),
     Setting("sliced", 3, (5, 5, 5), is_static=True),
+    Setting("parameter_server", 1, (7, 5, 2, 1), micro_batches=3),
+    Setting("mirrored", 2, (7, 7, 7), is_static=True, micro_batches=2),
+    Setting("balanced", 2, (5, 1, 7, 2), micro_batches=2),
 )
 
 

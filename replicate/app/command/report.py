@@ -51,7 +51,8 @@ def print_description(found: description.Description) -> None:
     """Prints a training's variables, devices, what is split and what moves, as tables."""
     towers = sum(device.tower is not None for device in found.devices)
     of_towers = f"{towers} tower{'s' if towers > 1 else ''} ({found.strategy})"
-    print(f"{found.name}: {of_towers}, batches of {found.batch_size} rows")
+    each = f", in {found.micro_batches} micro-batches each" if found.micro_batches > 1 else ""
+    print(f"{found.name}: {of_towers}{each}, batches of {found.batch_size} rows")
     variables = [
         (one.name, one.kind, _shape(one.shape), one.dtype, one.bytes, _places(one))
         for one in found.variables

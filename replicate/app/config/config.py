@@ -66,6 +66,9 @@ class Config(types.Section):
     accumulate_steps: types.Positive = 1
     """Batches that make one update; their gradients are averaged, or added with loss_reduction:
     sum. Steps count batches."""
+    micro_batches: types.Positive = 1
+    """In how many parts each device computes its rows, one behind the other, so that a batch larger
+    than memory fits; numbers stay the same."""
     clip_global_norm: types.AboveZero | None = None
     """Clips reduced gradients to this norm; null: no clipping."""
     update_ops: Literal["first", "mean", "all"] | None = None
@@ -170,9 +173,13 @@ class Config(types.Section):
             for name in of_towers:
                 rule = "must be left out with tower_building: split, which has one device's graph"
                 yield (name,), f"{rule}. {then}"
-        elif self.random_numbers and (self.tower_building or of_towers):
+        elif self.tower_building or of_towers:
             said = "tower_building: call" if self.tower_building else of_towers[0]
-            yield ("random_numbers",), f"must be left out with {said}: each tower draws. {then}"
+            if self.random_numbers:
+                yield ("random_numbers",), f"must be left out with {said}: each tower draws. {then}"
+            if self.micro_batches > 1:
+                rule = f"must be left out with {said}, which splits no graph"
+                yield ("micro_batches",), f"{rule}. {then}"
 
     def require_cluster(self, workers: int, servers: int) -> None:
         """Refuses a strategy that would leave the workers of a cluster alone.

@@ -100,6 +100,7 @@ class Description(NamedTuple):
             calls of the model.
         bound: Of each device; None: there is one tower, or there are other workers.
         unsized: How many tensors move whose sizes only a run can tell.
+        micro_batches: In how many parts each device computes its rows.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Description(NamedTuple):
     split: report.Report | None = None
     bound: Bound | None = None
     unsized: int = 0
+    micro_batches: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold."""
@@ -151,10 +153,12 @@ def describe(settings: config.Config) -> Description:
     with report.heard() as heard, _graph(settings, described) as step:
         variables, executed = find_variables(), operations.executed_by(step)
         split = heard and report.of_step(heard[0], executed, len(workers), rows)
-        found = tuple(_measured(executed, variables, workers, moved, bool(split)))
+        number = settings.micro_batches if split else 0
+        found = tuple(_measured(executed, variables, workers, moved, number))
     bound = _bound(variables, len(workers)) if len(workers) > 1 else None
     unsized = sum(one.unsized for one in moved)
-    return Description(settings.name, name, rows, variables, found, split or None, bound, unsized)
+    measured = (variables, found, split or None, bound, unsized, settings.micro_batches)
+    return Description(settings.name, name, rows, *measured)
 
 
 @contextlib.contextmanager
@@ -235,12 +239,20 @@ def _measured(
     variables: Sequence[Variable],
     workers: Sequence[str],
     moved: Sequence[traffic.Transfer],
-    is_split: bool,
+    number: int,
 ) -> Iterator[Device]:
-    """Yields the towers' devices, then all others that hold or do something in a step."""
+    """Yields the towers' devices, then all others that hold or do something in a step.
+
+    Args:
+        executed: What a step runs.
+        variables: All variables.
+        workers: The towers' devices.
+        moved: What moves between devices.
+        number: Of how many parts of a split graph each device has the operations; or 0.
+    """
     counts = Counter(map(traffic.place_of, executed))
-    named = (_TOWER.match(op.name) for op in executed if is_split)
-    parts = Counter(match[1] for match in named if match)
+    named = (_TOWER.match(op.name) for op in executed if number)
+    parts = Counter(int(match[1]) // number for match in named if match)
     held = {name for variable in variables for name in variable.devices}
     for name in (*workers, *sorted({*counts, *held} - set(workers))):
         own = [variable for variable in variables if name in variable.devices]
@@ -251,7 +263,7 @@ def _measured(
             len(own),
             _bytes(own),
             counts[name],
-            parts[str(tower)],
+            parts[-1 if tower is None else tower],
             held=_bytes(own, ("weight", "slot")),
             sent=sum(one.bytes for one in moved if one.source == name),
             received=sum(one.bytes for one in moved if one.target == name),

@@ -14,6 +14,7 @@ OPTIONS = (  # of `replicate_model_fn`, by the names that a config has for them
     "strategy",
     "loss_reduction",
     "accumulate_steps",
+    "micro_batches",
     "clip_global_norm",
     "update_ops",
     "tower_building",

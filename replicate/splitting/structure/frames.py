@@ -40,6 +40,21 @@ def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], st
     return {each for each, depth in depths.items() if depth}
 
 
+def in_loops(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], str]) -> set[Each]:
+    """Returns what waits in a loop's frame: what is in a loop, or leaves one.
+
+    Args:
+        before: For each operation those that it reads or waits for, each of them before it.
+        kind: Returns an operation's kind.
+    """
+    found: set[Each] = set()
+    for each, others in before.items():
+        inside = (other for other in others if kind(other) not in kinds.EXITS)
+        if any(other in found or kind(other) in kinds.ENTERS for other in inside):
+            found.add(each)
+    return found
+
+
 class Loop(NamedTuple):
     """All that enters a loop, as something to wait for.
 

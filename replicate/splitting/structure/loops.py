@@ -118,8 +118,15 @@ class Structure:
 
     def may_be_passed(self, op: tf.Operation) -> bool:
         """Whether an operation's first input may stand for it."""
-        others = [*op.control_inputs, *(tensor.op for tensor in op.inputs[1:])]
-        return self._is_of_step(op) and not any(each in self.behind_effects for each in others)
+        behind = self.behind_effects
+        is_read = any(tensor.op in behind for tensor in op.inputs[1:])
+        is_asked = any(behind.asks_for(op, control) for control in op.control_inputs)
+        return self._is_of_step(op) and not is_read and not is_asked
+
+    def only_waits_for_effects(self, op: tf.Operation) -> bool:
+        """Whether an operation comes after effects, if at all, only as it waits for what does."""
+        read = (tensor.op for tensor in op.inputs)
+        return self._is_of_step(op) and not any(each in self.behind_effects for each in read)
 
     def _is_of_step(self, op: tf.Operation) -> bool:
         return op not in self._branches and self.own_loop(op) is None

@@ -66,7 +66,7 @@ class Copied:
         self._how = writer.analysis.how
         self._mirrored = writer.analysis.mirrored
         self._devices = writer.devices
-        self._later = range(1, len(writer.devices))
+        self._later = writer.later_devices
         self._asked: set[tuple[tf.Operation, int]] = set()
         self._reads: dict[tuple[Hashable, ...], tf.Operation] = {}
         self._definitions: dict[tf.Operation, tuple[Attributes, Shapes]] = {}  # shared by copies
@@ -93,10 +93,11 @@ class Copied:
 
     def view(self, tensor: tf.Tensor, k: int) -> Reference:
         """Returns a copied value as device k has it."""
+        k = self._writer.first_part(k)
         if not k:
             return self._writer.whole(tensor)
         if tensor.op in self.holders:
-            return self.holders[tensor.op][k - 1].name
+            return self.holders[tensor.op][self._later.index(k)].name
         return output(self._want(tensor.op, k), tensor.value_index)
 
     def _want(self, op: tf.Operation, k: int) -> str:
@@ -152,7 +153,7 @@ class Copied:
                 return []
             writer.want_copies(control)
             return [writer.copy_name(control, k)]
-        is_touching = control in self._touching
+        is_touching, k = control in self._touching, self._writer.first_part(k)
         if k and is_touching and (control.type == "NoOp" or self._how.get(control) is COPIED):
             return [self._want(control, k)]
         is_constant = control.type == "Const" and control._get_control_flow_context() is None

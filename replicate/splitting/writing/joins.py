@@ -55,6 +55,9 @@ class Joins:
 
     def run_once(self, tensor: tf.Tensor) -> Reference:
         """Has an operation run once; returns its output, the same in all workers."""
+        is_whole = self._analysis.state(tensor) is states.WHOLE
+        if tensor.op.type == "ShapeN" and is_whole and self._structure.is_free(tensor.op):
+            return self.whole_size(tensor)  # its other shapes may be those of rows
         return self._peers.run_once(tensor)
 
     # Numbers of rows.
@@ -74,10 +77,6 @@ class Joins:
     def has_rows(self) -> tuple[Reference | None, ...]:
         """For each device whether it has rows of the batch; None if it always has."""
         return tuple(self.runs_of(self._analysis.batch).has_rows)
-
-    def total(self, space: Space, dtype: tf.DType) -> Reference:
-        """Returns how many rows a space has, as a dtype."""
-        return self._cast(self.runs_of(space).total, dtype, self._home)
 
     def _picked(self, space: Space) -> workers.WorkerRuns:
         """Returns how many rows each device picked; of borrowed rows the picked are borrowed."""
@@ -421,9 +420,17 @@ class Joins:
             return self._shape(self._writer.whole(tensor), tensor.dtype, leaf.dtype, self._home)
         if op.type == "Rank" or not isinstance(state, Rows):
             return self._writer.own(leaf, 0)  # a partial value has the same one everywhere
+        found = known_shapes.from_rows(self._writer, leaf, None)
+        if found is not None:
+            return found
         if op.type == "Size":
             return self._joined_size(leaf, state)
         return self._whole_shape(leaf, tensor, state)
+
+    def number_of_rows(self, space: Space, k: int | None, dtype: tf.DType) -> Reference:
+        """Returns how many rows of a space all devices have, or device k, as a dtype."""
+        found = self.runs_of(space)
+        return self._cast(found.total if k is None else found.lengths[k], dtype, self._home)
 
     def _joined_size(self, leaf: tf.Tensor, state: Rows) -> Reference:
         sizes = [self._writer.own(leaf, k) for k in range(len(self._devices))]
@@ -431,18 +438,7 @@ class Joins:
         return self._own_part(size, self.runs_of(state.space), leaf.dtype)
 
     def _whole_shape(self, leaf: tf.Tensor, tensor: tf.Tensor, state: Rows) -> Reference:
-        facts, dtype = self._analysis.facts, leaf.dtype
-        shape, multiple = facts.known_shape(tensor, state.axis), facts.multiple(tensor, state.axis)
-        mask = np.arange(self.rank(tensor)) == state.axis
-        others = [0 if is_rows else n for n, is_rows in zip(shape or (), mask, strict=False)]
-        is_told = shape is not None and None not in others and self._structure.is_free(leaf.op)
-        if multiple is not None and is_told:
-            total = self._cast(self.runs_of(state.space).total, dtype, self._home)
-            multiples = (mask * multiple).astype(dtype.as_numpy_dtype)
-            rest = self._writer.constant(np.array(others, dtype.as_numpy_dtype), None)
-            scale = self._writer.constant(multiples, None)
-            scaled = self._binary("Mul", scale, total, dtype, self._home)
-            return self._binary("AddV2", scaled, rest, dtype, self._home)
+        dtype, mask = leaf.dtype, np.arange(self.rank(tensor)) == state.axis
         parts = [self._writer.own(leaf, k) for k in range(len(self._devices))]
         total = self._peers.total(self._add(parts, dtype), leaf)
         total = self._own_part(total, self.runs_of(state.space), dtype)

@@ -1,14 +1,17 @@
-"""What is known of the shapes of devices' parts before anything runs.
+"""What is known of the shapes of devices' parts before anything runs, or from numbers of rows.
 
 A part's shape is the whole one, but for its rows. The importer joins this with what it infers of a
 copy. So a copy knows what its original knows, and what a wrong rule makes is refused.
 """
 
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.states import COPIED, Partial, Rows, State
-from replicate.splitting.structure.nodes import Shapes
+from replicate.splitting.structure.nodes import Reference, Shapes
 
 if TYPE_CHECKING:
     from replicate.splitting.writing import writer as writers
@@ -43,6 +46,40 @@ def _of(
     is_told = total and length is not None and not state.space.is_picked
     lengths[state.axis] = length // total * own_rows if is_told else None
     return tf.TensorShape(lengths)
+
+
+def from_rows(written: "writers.Writer", leaf: tf.Tensor, k: int | None) -> Reference | None:
+    """Returns a shape or size that is made from a number of rows, and waits for no tensor.
+
+    Args:
+        written: The writer.
+        leaf: The shape or size of a tensor.
+        k: Whose: device k's, or the whole one.
+
+    Returns:
+        The number, or None if something else must be known, or be waited for.
+    """
+    tensor = written.analysis.measured(leaf)
+    state, facts = written.analysis.state(tensor), written.analysis.facts
+    if not isinstance(state, Rows) or leaf.op.type == "Rank":
+        return None
+    multiple, lengths = facts.multiple(tensor, state.axis), facts.known_shape(tensor, state.axis)
+    if multiple is None or lengths is None:
+        return None
+    others = [0 if axis == state.axis else length for axis, length in enumerate(lengths)]
+    controls = None if None in others else written.order_of(leaf.op)
+    if controls is None:
+        return None
+    kind, home = leaf.dtype.as_numpy_dtype, written.home
+    scale, rest = np.arange(len(others)) == state.axis, np.array(others, kind)
+    number = written.joins.number_of_rows(state.space, k, leaf.dtype)
+    if leaf.op.type == "Size":
+        entries = math.prod(length for length in lengths if length is not None)
+        scale, rest = np.array(entries), np.array(0, kind)
+    numbers = (written.constant(each.astype(kind), None) for each in (scale * multiple, rest))
+    scaled = written.nodes.add("Mul", [next(numbers), number], home, T=leaf.dtype)
+    read = [scaled, next(numbers)]
+    return written.nodes.add("AddV2", read, home, controls=controls, T=leaf.dtype)
 
 
 def _own_rows(written: "writers.Writer", k: int) -> int:

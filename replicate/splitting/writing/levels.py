@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import batches, collectives
+from replicate.graph import batches, collectives, reductions
 from replicate.splitting.structure.nodes import Made, Maker, resolved
 from replicate.splitting.writing import transport
 from replicate.splitting.writing import writer as writers
@@ -100,10 +100,43 @@ class Levels:
 
     def _share(self, made: Made, workers: collectives.Workers) -> context.Share:
         """Returns what tells the strategy who joins, and which devices have rows."""
-        counts = [True if each is None else resolved(each, made) for each in self._packed.has_rows]
+        counts = [True] * (len(self._packed.has_rows) // self._written.micro_batches)
+        if self._written.micro_batches == 1:
+            counts = self._counts(made)
         no_weights = (float("nan"),) * len(counts)
         parts = batches.Parts(no_weights, tuple(counts))
         return context.Share(parts, step=None, workers=workers)
+
+    def _counts(self, made: Made) -> list[bool | tf.Tensor]:
+        """Returns for each part whether it has rows."""
+        return [True if each is None else resolved(each, made) for each in self._packed.has_rows]
+
+    def _of_devices(self, name: str, parts: Sequence[tf.Tensor], made: Made) -> list[tf.Tensor]:
+        """Returns the sums of each device's parts, added one by one, as they are made.
+
+        So a device holds one sum and one part at a time: the next part waits for the sum.
+
+        Args:
+            name: The join's.
+            parts: The parts of all devices, or what this worker brings.
+            made: The new operations by their names.
+        """
+        number = self._written.micro_batches
+        if number == 1 or len(parts) == 1:
+            return list(parts)
+        sums: list[tf.Tensor] = []
+        gates, counts = self._packed.gates.get(name), self._counts(made)
+        for k, part in enumerate(parts):
+            (part,) = reductions.masked([part], counts[k])
+            with tf.device(self._written.devices[k]):
+                if k % number:
+                    sums[-1] = tf.add(sums[-1], part)
+                else:
+                    sums.append(part)
+            gate = None if gates is None else gates[k]
+            if gate is not None:
+                made[gate]._add_control_input(sums[-1].op)
+        return sums
 
     def _make(
         self,
@@ -122,7 +155,8 @@ class Levels:
         for name in members:
             join, places = self._joins[name], self._places(name)
             parts, counts = self._parts(name, whole)
-            value = values.PerDevice(parts, strategy.worker_devices[: join.number])
+            parts = self._of_devices(name, parts, whole) if join.axis is None else parts
+            value = values.PerDevice(parts, strategy.worker_devices[: len(parts)])
             if join.axis is None:
                 pairs[name] = (value, places)
             else:

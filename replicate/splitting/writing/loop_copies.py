@@ -62,7 +62,10 @@ class LoopCopies:
     def _scaled_up(self, shape: tf.Tensor, entries: int, k: int) -> str:
         measured = self._analysis.measured(shape)
         rows, dtype, device = self._writer.joins.rows(measured), shape.dtype, self._devices[k]
-        own, total = self._writer.own(shape, k), self._writer.joins.total(rows.space, dtype)
+        own, total = (
+            self._writer.own(shape, k),
+            self._writer.joins.number_of_rows(rows.space, None, dtype),
+        )
         total = self.entered(total, dtype, self._structure.loop(shape.op), k)
         mask = np.arange(self._writer.joins.rank(measured)) == rows.axis
         multiples = np.array(mask * entries, dtype.as_numpy_dtype)

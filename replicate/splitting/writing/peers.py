@@ -196,6 +196,8 @@ class Peers:
     def run_once(self, tensor: tf.Tensor) -> Reference:
         """Has an operation run once; a value that differs over workers is the first one's."""
         if self.is_alone:
+            if self._writer.micro_batches > 1 and self._only_waits(tensor):
+                return self._writer.whole(tensor.op.inputs[0])
             self._writer.want_whole(tensor.op)
             return tensor
         given, own = self._analysis.given.get(tensor.ref()), self.own(tensor)
@@ -238,7 +240,7 @@ class Peers:
 
     def _of_shape(self, tensor: tf.Tensor) -> Reference:
         """Returns the shape of all workers' rows of a sparse tensor, given the worker's."""
-        total = self._devices.total(self._analysis.batch, tensor.dtype)
+        total = self._devices.number_of_rows(self._analysis.batch, None, tensor.dtype)
         is_rows = self._writer.constant(np.arange(tensor.shape.num_elements()) == 0, None)
         return self._nodes.add("SelectV2", [is_rows, total, tensor], self._home, T=tensor.dtype)
 

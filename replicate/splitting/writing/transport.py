@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.structure import effects, frames, kinds
+from replicate.splitting import states
+from replicate.splitting.structure import effects, frames, kinds, phases
 from replicate.splitting.structure.nodes import Maker, Reference, Waited, maker, output
 from replicate.splitting.writing import constants, reads_first
 from replicate.splitting.writing import writer as writers
@@ -46,12 +47,14 @@ class Packed(NamedTuple):
         readers: What reads each join.
         has_rows: For each device, and there, whether it has rows; None if it always has.
         first: See `reads_first.found`.
+        gates: For each join of a step, and each part of it, what the next part waits for.
     """
 
     levels: dict[str, tuple[int, ...]]
     readers: dict[str, Readers]
     has_rows: Sequence[Reference | None]
     first: Mapping[Maker, Sequence[Maker]]
+    gates: Mapping[str, Sequence[str | None]]
 
 
 class _Way(NamedTuple):
@@ -63,6 +66,7 @@ class _Way(NamedTuple):
         stage: How often what it is made from has left a device.
         wanted: Which of what is run wants it, as bits.
         effects: Behind which effects it comes, as bits.
+        turn: In which part and phase it is made.
     """
 
     source: str
@@ -70,6 +74,7 @@ class _Way(NamedTuple):
     stage: int
     wanted: int
     effects: int
+    turn: phases.Turn
 
 
 # Lets something read, in place of a value, what has travelled.
@@ -95,9 +100,9 @@ class Transport:
         self._makers: dict[str, Maker] = {}
         self._copies: dict[tuple[object, ...], str] = {}
         self._controls = dict(written.changes.controls)
-        self._constants = constants.Constants(
-            self._nodes, self._controls, self._device, self._maker
-        )
+        self._parts = written.parts()
+        how = self._controls, self._device, self._maker, self._parts
+        self._constants = constants.Constants(self._nodes, *how)
 
     def pack(self) -> Packed:
         """Packs the transfers."""
@@ -107,19 +112,20 @@ class Transport:
         self._constants.copy(self._writer.is_aside)
         self._learn()
         first = reads_first.found(self._writer, self._before)
-        levels: dict[str, tuple[int, ...]]
+        gates = self._take_turns(first)
+        levels: dict[str, tuple[int, ...]] = {}
         if self._writer.place.workers.is_alone:
-            levels = {
-                name: (self._stages[name], self._wanted_by[name], self._effects.get(name, 0))
-                for name in self._changes.joins
-                if name not in self._dead
-            }
+            for name in self._changes.joins:
+                when = (self._phases.turn(name).phase, self._stages[name], self._wanted_by[name])
+                if name not in self._dead:
+                    levels[name] = (*when, self._effects.get(name, 0))
         else:
-            levels = {name: (level,) for name, level in self._find_levels(first).items()}
+            for name, level in self._find_levels(first).items():
+                levels[name] = (self._phases.turn(name).phase, level)
         for way, uses in self._transfers().items():
             if len(uses) > 1:
                 self._send_together(way, uses)
-        return Packed(levels, readers, has_rows, first)
+        return Packed(levels, readers, has_rows, first, gates)
 
     # What is there.
 
@@ -145,7 +151,7 @@ class Transport:
         self._stages = self._find_stages(turns)
         self._wanted_by = self._find_wanted()
         self._dead = self._find_dead()
-        self._effects = self._find_effects()
+        self._effects = self._find_effects(effects.has_effect)
 
     def _find_before(self) -> dict[Maker, list[Maker]]:
         """Returns what everything that runs reads or waits for."""
@@ -240,14 +246,18 @@ class Transport:
         The number is the same in all workers, whatever their devices.
         """
         joins = {name for name in self._changes.joins if self._wanted_by[name]}
-        before = dict(self._before)
-        for write, reads in first.items():
-            before[write] = [*before[write], *reads]
         levels: dict[Maker | frames.Loop, int] = {}
-        turns = frames.without_turns(before, self._nodes.type_of, self._frame)
-        for each, others in turns.items():
+        for each, others in self._outside_of_turns(first).items():
             levels[each] = max((levels[other] + (other in joins) for other in others), default=0)
         return {name: levels[name] for name in joins}
+
+    def _outside_of_turns(
+        self, first: Mapping[Maker, Sequence[Maker]]
+    ) -> dict[Maker | frames.Loop, Sequence[Maker | frames.Loop]]:
+        """Returns what everything waits for, writes for reads too; see `frames.without_turns`."""
+        writes = {write: [*self._before[write], *reads] for write, reads in first.items()}
+        before = {**self._before, **writes}
+        return frames.without_turns(before, self._nodes.type_of, self._frame)
 
     def _find_wanted(self) -> _Bits:
         """Returns which groups of what is run want each operation, as bits."""
@@ -268,13 +278,13 @@ class Transport:
         self._settle(look)
         return wanted
 
-    def _find_effects(self) -> _Bits:
+    def _find_effects(self, counts: Callable[[tf.Operation], bool]) -> _Bits:
         """Returns behind which effects each operation comes, as bits.
 
         NOTE: fetching a value that comes behind none must cause none.
         """
         ops = [each for each in self._order if isinstance(each, tf.Operation)]
-        own = {op: 1 << n for n, op in enumerate(filter(effects.has_effect, ops))}
+        own = {op: 1 << n for n, op in enumerate(filter(counts, ops))}
         behind: _Bits = collections.defaultdict(int)
         begin = next((n for n, each in enumerate(self._order) if each in own), 0)
         behind_first = self._order[0 if self._has_circles else begin :]
@@ -310,6 +320,64 @@ class Transport:
         if isinstance(enter, str):
             return self._nodes.by_name[enter].attr["frame_name"].s
         return enter.get_attr("frame_name")
+
+    # Turns.
+
+    def _take_turns(self, first: Mapping[Maker, Sequence[Maker]]) -> dict[str, list[str | None]]:
+        """Lets each part of a device begin a phase when the part before has ended it.
+
+        NOTE: what comes behind no change of a state waits for nothing that does: whoever fetches a
+        value must not cause the change. Returns what `Packed` says of gates.
+        """
+        before = self._outside_of_turns(first) if self._parts else {}
+        self._phases = phases.Phases(before, self._parts, self._may_join)
+        if not self._parts:
+            return {}
+        self._writer.held = self._find_held()
+        changes = self._find_effects(effects.changes_state)
+        in_loops = frames.in_loops(before, self._kind)
+
+        def bits_of(each: Maker | frames.Loop) -> int | None:
+            is_new = isinstance(each, str) and each not in in_loops and self._is_in_step(each)
+            return changes.get(each, 0) if is_new else None
+
+        gates: dict[tuple[int, phases.Kind], str] = {}
+        for part, kind, ends, begins in self._phases.in_turn(self._writer.micro_batches, bits_of):
+            gate = self._nodes.add("NoOp", [], self._devices[part], controls=list(map(str, ends)))
+            for each in map(str, begins):
+                self._nodes.by_name[each].input.append(self._nodes.wait(gate))
+            gates[part, kind] = gate
+        waiting: dict[str, list[str | None]] = {}
+        for name in filter(self._is_in_step, self._changes.joins):
+            ended = phases.Kind(self._phases.turn(name).phase - 1, changes.get(name, 0))
+            waiting[name] = [gates.get((k, ended)) for k in range(len(self._devices))]
+        return waiting
+
+    def _find_held(self) -> list[tf.Operation]:
+        """Returns the operations for which all parts keep what they make of variables."""
+        reads = {each for each in self._order if self._nodes.type_of(each) in kinds.READS_OF_VALUES}
+
+        def has_rows(each: Maker | frames.Loop) -> bool:
+            op = self._nodes.original(each) if isinstance(each, str) else None
+            held = map(self._writer.analysis.state, [] if op is None else op.outputs)
+            return any(map(states.is_rows, held))
+
+        held = [str(each) for each in self._phases.held(reads, has_rows)]
+        return [op for op in map(self._nodes.original, held) if op is not None]
+
+    def _may_join(self, each: Maker | frames.Loop) -> bool:
+        """Whether an operation may belong to the part that alone reads what it makes."""
+        if not isinstance(each, str):
+            return isinstance(each, frames.Loop)
+        is_new = self._nodes.original(each) is None and each not in self._changes.joins
+        return is_new and (self._kind(each) != "Const" or bool(self._nodes.by_name[each].input))
+
+    def _kind(self, each: Maker | frames.Loop) -> str:
+        return "" if isinstance(each, frames.Loop) else self._nodes.type_of(each)
+
+    def _is_in_step(self, each: str) -> bool:
+        """Whether each step runs a new operation; what is in a branch may have no value."""
+        return bool(self._wanted_by[each] & 1) and each not in self._dead
 
     # Joins.
 
@@ -400,7 +468,8 @@ class Transport:
         if dtype in kinds.HANDLES or dtype._is_ref_dtype:
             return
         behind = self._effects.get(made_by, 0)
-        found[_Way(source, target, self._stages[made_by], wanted, behind)][written].append(use)
+        when = (self._stages[made_by], wanted, behind, self._phases.turn(made_by))
+        found[_Way(source, target, *when)][written].append(use)
 
     def _send_together(self, way: _Way, uses: _Uses) -> None:
         nodes = self._nodes

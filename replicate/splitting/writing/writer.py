@@ -54,10 +54,11 @@ class Writer:
 
     Args:
         analysis: The states of its tensors.
-        devices: The K devices.
+        devices: The device of each part, those of one device together: K, or K * m.
         home: Where joined values and small whole numbers are.
         place: Which rows this worker has.
         nodes: Where new operations are added.
+        micro_batches: How many parts each device has, m.
 
     Attributes:
         changes: What becomes of operations that are whole.
@@ -68,6 +69,7 @@ class Writer:
         place: As given.
         is_finishing: Whether what is written is wanted though no step runs it.
         joins: What joins devices' values.
+        held: What makes all parts of a device keep what they compute until it is done.
         copied: What writes copies of what the first device runs itself.
         in_loops: What writes devices' own loops.
     """
@@ -79,10 +81,12 @@ class Writer:
         home: str,
         place: workers.Place,
         nodes: Nodes,
+        micro_batches: int = 1,
     ):
         self.analysis = analysis
         self.structure = analysis.structure
         self.devices = devices
+        self.micro_batches = micro_batches
         self.home = home
         self.nodes = nodes
         self.changes = definitions.Changes()
@@ -90,6 +94,7 @@ class Writer:
         self.run_split: set[tf.Operation] = set()
         self.run_of_all: set[tf.Operation] = set()
         self.run_aside: set[Waited] = set()
+        self.held: list[tf.Operation] = []
         self.place = place
         self.joins = joins.Joins(self)
         self.is_finishing = False
@@ -102,6 +107,25 @@ class Writer:
         self._taken = {op.name for op in nodes.graph.get_operations()}
         self._names: dict[tuple[tf.Operation, bool], list[str]] = {}
         self.copied = copied.Copied(self)
+
+    # Parts.
+
+    @property
+    def later_devices(self) -> range:
+        """The first parts of all devices but the first one."""
+        return range(self.micro_batches, len(self.devices), self.micro_batches)
+
+    def first_part(self, k: int) -> int:
+        """Returns the first part of the device of part k: its parts share what is copied."""
+        return k - k % self.micro_batches
+
+    def parts(self) -> dict[definitions.Maker, int]:
+        """Returns the parts of copies, by their names; of nothing, if each device has one."""
+        if self.micro_batches == 1:
+            return {}
+        split = [(op, False) for op in self.run_split] + [(op, True) for op in self.run_of_all]
+        found = {name: k for each in split for k, name in enumerate(self._copy_names(*each))}
+        return {name: k for name, k in found.items() if name in self.nodes.by_name}
 
     # What is wanted.
 
@@ -156,6 +180,21 @@ class Writer:
     def later(self, make: Callable[[tf.Operation], None], op: tf.Operation) -> None:
         """Has a function called with an operation, in its turn."""
         self._queue.append((make, op))
+
+    def order_of(self, op: tf.Operation) -> list[tf.Operation] | None:
+        """Returns what stands for an operation waits for, if it does not read its inputs.
+
+        None: these come after an effect, or copies are waited for.
+        """
+        controls = order.as_made(op.control_inputs)
+        if self.structure.is_free(op):
+            return []
+        has_copies = any(map(self.analysis.has_copies, controls))
+        if has_copies or not self.structure.only_waits_for_effects(op):
+            return None
+        for control in controls:
+            self.want_whole(control)
+        return controls
 
     # Views of a tensor.
 
@@ -285,6 +324,12 @@ class Writer:
                 return functools.partial(
                     self.constant, np.asarray(value, tensor.dtype.as_numpy_dtype)
                 )
+        is_leaf = state is SIZE and tensor.op.type in analyses.LEAVES
+        if is_leaf and self.micro_batches > 1:  # what is known of all parts is known at once
+            sizes = [known_shapes.from_rows(self, tensor, k) for k in range(len(self.devices))]
+            own = [each for each in sizes if each is not None]
+            if len(own) == len(sizes):
+                return own.__getitem__
         if isinstance(state, Local) and different.is_short(tensor, state):
             return different.lengthened(self, tensor, state).__getitem__
         return self.own_copies(tensor).__getitem__

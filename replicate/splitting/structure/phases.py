@@ -1,0 +1,152 @@
+"""Parts of one device take turns: what of a part may wait until the part before is done.
+
+Where values of several parts become one, and parts read that, a *phase* of the parts ends. Each
+operation belongs to the last phase in which it can be: what is counted over all rows for a loss
+comes before the forward pass, which only the gradients behind that number need. In each phase parts
+take turns. What is made of several parts belongs to the phase of the first part that reads it, so
+that an order by phases, and in these by parts, has no circle.
+"""
+
+import collections
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+Each = TypeVar("Each", bound=Hashable)
+
+
+class Turn(NamedTuple):
+    """What a part computes in a phase.
+
+    Attributes:
+        part: The part; None: no part's own.
+        phase: The phase, from 0.
+    """
+
+    part: int | None
+    phase: int
+
+
+class Kind(NamedTuple):
+    """What is alike in operations of which one may wait for another one.
+
+    Attributes:
+        phase: The phase.
+        bits: What else is.
+    """
+
+    phase: int
+    bits: int
+
+
+class Phases(Generic[Each]):
+    """The phases of a graph's parts.
+
+    Args:
+        before: For each operation those that it comes after, each of them before it; no circles.
+        parts: Of operations that are a part's own the number of the part.
+        may_join: Whether another operation may belong to the part that alone reads it.
+
+    Attributes:
+        parts: As given, with what a part alone reads.
+    """
+
+    def __init__(
+        self,
+        before: dict[Each, Sequence[Each]],
+        parts: dict[Each, int],
+        may_join: Callable[[Each], bool],
+    ):
+        self._before = before
+        self._users: dict[Each, list[Each]] = collections.defaultdict(list)
+        for each, others in before.items():
+            for other in others:
+                self._users[other].append(each)
+        self.parts = dict(parts)
+        for each in reversed(before):
+            readers = {self.parts.get(user) for user in self._users[each]}
+            part = readers.pop() if len(readers) == 1 else None
+            if part is not None and each not in self.parts and may_join(each):
+                self.parts[each] = part
+        self._of = self._find()
+
+    def turn(self, each: Each) -> Turn:
+        """Returns when an operation runs; all is one phase where there are no parts."""
+        return Turn(self.parts.get(each), self._of.get(each, 0))
+
+    def _find(self) -> dict[Each, int]:
+        if not self.parts:
+            return {}
+        first: dict[Each, int] = {}
+        for each, others in self._before.items():
+            first[each] = max((first[one] + self._leaves(one, each) for one in others), default=0)
+        last, found = max(first[each] for each in self.parts), dict[Each, int]()
+        for each in reversed(self._before):
+            found[each] = min(
+                (found[user] - self._leaves(each, user) for user in self._users[each]),
+                default=last + (each not in self.parts),
+            )
+        return found
+
+    def _leaves(self, each: Each, user: Each) -> bool:
+        """Whether a value of a part is read by what is not the part's."""
+        return each in self.parts and self.parts.get(user) != self.parts[each]
+
+    def begins(self, each: Each) -> bool:
+        """Whether an operation reads nothing that its part makes in the same phase."""
+        return all(self.turn(other) != self.turn(each) for other in self._before[each])
+
+    def ends(self, each: Each) -> bool:
+        """Whether nothing that its part makes in the same phase reads an operation."""
+        return all(self.turn(user) != self.turn(each) for user in self._users[each])
+
+    def in_turn(
+        self, number: int, bits_of: Callable[[Each], int | None]
+    ) -> Iterator[tuple[int, Kind, list[Each], list[Each]]]:
+        """Yields what waits for what: of each part that another one follows on its device.
+
+        Args:
+            number: How many parts each device has.
+            bits_of: Returns what is alike in operations that may wait for each other; None: an
+                operation waits for none, and none for it.
+
+        Yields:
+            The part, what else is alike, the ends of a phase, and the next part's begins.
+        """
+        ends: dict[tuple[int, Kind], list[Each]] = collections.defaultdict(list)
+        begins: dict[tuple[int, Kind], list[Each]] = collections.defaultdict(list)
+        for each, part in self.parts.items():
+            bits = bits_of(each)
+            if bits is not None:
+                kind = Kind(self.turn(each).phase, bits)
+                ends[part, kind] += [each] * self.ends(each)
+                begins[part, kind] += [each] * self.begins(each)
+        for (part, kind), found in ends.items():
+            following = begins.get((part + 1, kind))
+            if found and following and (part + 1) % number:
+                yield part, kind, found, following
+
+    def held(self, origins: Container[Each], counts: Callable[[Each], bool]) -> list[Each]:
+        """Returns what makes the first part keep values until all parts are there.
+
+        Args:
+            origins: Whatever is made of these is worth telling.
+            counts: Whether what an operation makes is large.
+
+        Returns:
+            The operations whose values join those of other parts, one for each such phase.
+        """
+        made: set[Each] = set()
+        phases: set[int] = set()
+        ends: dict[int, Each] = {}
+        for each, others in self._before.items():
+            if each in origins or not made.isdisjoint(others):
+                made.add(each)
+            part, phase = self.turn(each)
+            if part or part is None or each not in made:
+                continue
+            for user in self._users[each]:
+                if self.parts.get(user) != part and self._of[user] == phase + 1:
+                    ends.setdefault(phase, each)
+                if self.parts.get(user) == part and self._of[user] > phase and counts(each):
+                    phases.add(phase)
+        return [ends[phase] for phase in sorted(phases) if phase in ends]
