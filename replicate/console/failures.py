@@ -26,6 +26,11 @@ def explain(error: BaseException) -> str:
     return "\n".join([*told, "Set REPLICATE_DEBUG=1 to see the traceback."])
 
 
+def is_without_memory(error: BaseException) -> bool:
+    """Tells whether an error says that a device has no memory left."""
+    return _NO_MEMORY.search(str(error)) is not None
+
+
 def _without_memory(message: str) -> list[str]:
     """Returns what did not fit and what to do, where a device has no memory left."""
     found = _NO_MEMORY.search(message)
@@ -37,7 +42,8 @@ def _without_memory(message: str) -> list[str]:
     size = f": {count * bits // 8:,} bytes do not fit" if bits else ""
     return [
         f"This device's memory is full{size}. Set micro_batches: 2, 4 or 8, which changes "
-        "no number; use more devices; or keep variables on several, with strategy: balanced."
+        "no number; use more devices; or keep variables on several, with strategy: balanced, or "
+        "with {name: balanced, slice_bytes: 1MiB} where one is large."
     ]
 
 

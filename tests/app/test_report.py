@@ -109,7 +109,7 @@ def test_operations_that_run_once_are_told_the_largest_first(capsys):
 
 def test_bytes_of_devices_are_told_above_their_bound(capsys):
     devices = (
-        description.Device(TWO[0], 0, 1, 24, 1234, held=2000, sent=1200, received=800),
+        description.Device(TWO[0], 0, 1, 24, 1234, held=2000, sent=1200, received=800, step=50),
         description.Device(TWO[1], 1, 0, 0, 10, held=0, sent=800, received=1200),
     )
     bound = description.Bound(held=1000, moved=900)
@@ -119,10 +119,10 @@ def test_bytes_of_devices_are_told_above_their_bound(capsys):
         "bytes of weights and slots, and of a step; 3 tensors whose sizes only a run can tell:"
     ]
     assert cells[-4:] == [
-        ["device", "held", "sent", "received"],
-        ["CPU:0", "2,000", "1,200", "800"],
-        ["CPU:1", "0", "800", "1,200"],
-        ["bound", "1,000", "900", "900"],
+        ["device", "held", "a step's tensors", "sent", "received"],
+        ["CPU:0", "2,000", "50", "1,200", "800"],
+        ["CPU:1", "0", "0", "800", "1,200"],
+        ["bound", "1,000", "", "900", "900"],
     ]
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich import console as rich_console
 from rich import table as rich_table
@@ -71,17 +72,20 @@ def print_description(found: description.Description) -> None:
     _print_table(columns, [row[: len(columns)] for row in rows])
     if found.split is not None:
         _print_split(found.split)
-    if found.bound is not None:
-        _print_moved(found, found.bound)
+    if found.bound is not None or any(device.step for device in found.devices):
+        _print_bytes(found)
 
 
-def _print_moved(found: description.Description, bound: description.Bound) -> None:
+def _print_bytes(found: description.Description) -> None:
     """Prints the bytes that devices hold and move, beside an even share and an all-reduce."""
     rest = f"; {found.unsized:,} tensors whose sizes only a run can tell" if found.unsized else ""
     print(f"bytes of weights and slots, and of a step{rest}:")
-    rows = [(description.short(d.name), d.held, d.sent, d.received) for d in found.devices]
-    rows.append(("bound", bound.held, bound.moved, bound.moved))
-    _print_table(("device", "held", "sent", "received"), rows)
+    rows: list[tuple[Any, ...]] = [
+        (description.short(d.name), d.held, d.step, d.sent, d.received) for d in found.devices
+    ]
+    if found.bound is not None:
+        rows.append(("bound", found.bound.held, "", found.bound.moved, found.bound.moved))
+    _print_table(("device", "held", "a step's tensors", "sent", "received"), rows)
 
 
 def _print_split(found: splitting.Report) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from replicate import estimator, model_fn, types
 from replicate.app.config import config, sections
 from replicate.app.data import section_inputs
-from replicate.app.inspect import traffic
+from replicate.app.inspect import memory, traffic
 from replicate.app.training import estimators
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
@@ -62,6 +62,7 @@ class Device(NamedTuple):
         held: The bytes of weights and slots there.
         sent: How many bytes a step sends to other devices, as far as they are known.
         received: How many it receives from them.
+        step: The bytes of tensors that a step takes there at most, as far as they are known.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Device(NamedTuple):
     held: int = 0
     sent: int = 0
     received: int = 0
+    step: int = 0
 
 
 class Bound(NamedTuple):
@@ -134,7 +136,7 @@ def describe(settings: config.Config) -> Description:
     """Builds the training graph of a config and measures it.
 
     It is built twice: as a training builds it, and for batches that are known to have all rows,
-    where TensorFlow infers how many bytes a step moves.
+    where TensorFlow infers how many bytes a step moves and takes.
 
     Raises:
         DeviceError: If this machine lacks a device.
@@ -146,19 +148,21 @@ def describe(settings: config.Config) -> Description:
     name = settings.strategy_name or "parameter_server"
     if len(workers) == 1 and name != "multi_worker":
         name = "one_device"
-    moved: list[traffic.Transfer] = []
-    if len(workers) > 1:
-        with _graph(settings, described, rows) as step:
-            moved = traffic.transfers(step)
+    with _graph(settings, described, rows) as step:
+        taken = memory.peaks(step)
+        moved = traffic.transfers(step) if len(workers) > 1 else []
     with report.heard() as heard, _graph(settings, described) as step:
         variables, executed = find_variables(), operations.executed_by(step)
         split = heard and report.of_step(heard[0], executed, len(workers), rows)
         number = settings.micro_batches if split else 0
-        found = tuple(_measured(executed, variables, workers, moved, number))
+        measured = _measured(executed, variables, workers, moved, number)
+        found = tuple(one._replace(step=taken.get(one.name, 0)) for one in measured)
     bound = _bound(variables, len(workers)) if len(workers) > 1 else None
     unsized = sum(one.unsized for one in moved)
-    measured = (variables, found, split or None, bound, unsized, settings.micro_batches)
-    return Description(settings.name, name, rows, *measured)
+    parts = settings.micro_batches
+    return Description(
+        settings.name, name, rows, variables, found, split or None, bound, unsized, parts
+    )
 
 
 @contextlib.contextmanager
