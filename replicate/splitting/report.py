@@ -74,8 +74,8 @@ def told_of_held(result: splitter.Result) -> str:
     return (
         "micro_batches: values of all rows are wanted in the middle of the model, so a device keeps"
         f" what its parts compute before that until all are done, for {named}"
-        f"{f' and {more} more' if more > 0 else ''}. Numbers are right; memory is saved behind "
-        "these operations alone."
+        f"{f' and {more} more' if more > 0 else ''}. Numbers are right; of what comes before "
+        "these operations no memory is saved."
     )
 
 

@@ -73,14 +73,14 @@ def verify(
         raise ValueError(f"steps is 1 or more; got {steps!r}. Leave it out for 2.")
     params = {} if params is None else params
     workers = subjects.worker_devices(devices, options.get("strategy"))
-    repeats = options.get("accumulate_steps", 1)
+    repeats, parts = options.get("accumulate_steps", 1), options.get("micro_batches", 1)
     with tempfile.TemporaryDirectory() as model_dir:
         config = subjects.run_config(config, model_dir)
         given = {"params": params, "config": config}
         sides = subjects.sides(model_fn, optimizer_fn, devices, options, workers, **given)
         settings, offered = config.session_config, {**given, "mode": types.TRAIN}
         form, batches = inputs.read(input_fn, offered, steps * repeats, settings)
-        rounds = inputs.rounds(form, batches, len(workers), repeats, settings)
+        rounds = inputs.rounds(form, batches, len(workers) * parts, repeats, settings)
         start: runs.Values = {}
         modes = [_Mode(mode, sides, form, config, start) for mode in MODES]
         for i, (mode, one_round) in enumerate(itertools.product(modes, rounds)):
@@ -88,7 +88,7 @@ def verify(
             watch(i + 1, len(modes) * len(rounds))
     sizes = dict.fromkeys(batch.row_count for one in rounds for batch in one.batches)
     notes = [note for mode in modes for note in mode.notes]
-    if len(workers) == 1:
+    if len(workers) * parts == 1:
         notes.append("There is one tower: nothing is split. Name more devices.")
     measured = [one for mode in modes for one in mode.measures]
     failed = {mode.mode: mode.error for mode in modes if mode.error and not mode.measures}

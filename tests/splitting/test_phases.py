@@ -78,6 +78,31 @@ def test_a_part_begins_when_the_part_before_has_ended(fresh_graph, mode):
     assert second not in operations.executed_by([first])
 
 
+def test_what_no_step_runs_makes_no_part_wait(fresh_graph, caplog):
+    def summarized(features, labels, mode):
+        spec = model(features, labels, mode)
+        hidden = fresh_graph.get_tensor_by_name("Tanh:0")
+        spread = tf.reduce_mean(tf.square(hidden - tf.reduce_mean(hidden, 0)))
+        tf1.summary.scalar("spread", spread)
+        largest = tf.reduce_max(hidden, 0)
+        return spec._replace(predictions={"hidden": hidden / largest})
+
+    caplog.set_level(logging.INFO)
+    spec, x = build(summarized, devices=["/cpu:0"], micro_batches=2)
+    named = {op.name: op for op in operations.executed_by([spec.train_op])}
+    first, second = named["tower_0/gradients/Tanh_grad/TanhGrad"], named["tower_1/MatMul"]
+    assert first in operations.executed_by([second])
+    assert not [each for each in caplog.messages if "memory" in each]
+    (summary,) = tf1.get_collection("summaries")
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        read = tf1.Summary.FromString(session.run(summary, {x: X}))
+        hidden = session.run(spec.predictions["hidden"], {x: X})
+    given = np.tanh(X @ np.ones([2, 3]))
+    np.testing.assert_allclose(hidden, given / given.max(0))
+    np.testing.assert_allclose(read.value[0].simple_value, given.var(), rtol=1e-6)
+
+
 def test_gradients_of_parts_are_added_in_turn(fresh_graph):
     spec, _ = build(devices=["/cpu:0"], micro_batches=3)
     executed = operations.executed_by([spec.train_op])
@@ -91,7 +116,11 @@ def test_gradients_of_parts_are_added_in_turn(fresh_graph):
 
 def test_one_part_adds_nothing(fresh_graph):
     build(devices=["/cpu:0"], micro_batches=1)
-    assert not [op for op in fresh_graph.get_operations() if "tower_0" in op.name]
+    names = [op.name for op in fresh_graph.get_operations()]
+    with tf.Graph().as_default() as plain:
+        tf1.train.create_global_step()
+        model(tf1.placeholder(tf.float64, [None, 2]), None, "train")
+    assert [op.name for op in plain.get_operations()] == names
 
 
 def test_what_makes_all_parts_wait_is_told(fresh_graph, caplog):

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from replicate import errors
 from replicate.app.config import config, sections
 from replicate.app.inspect import description
 from replicate.console import failures
@@ -40,14 +39,11 @@ def _advice(settings: config.Config) -> str:
         f"micro_batches: {number}": {"micro_batches": number},
         "strategy: {name: balanced, slice_bytes: 1MiB}": {"strategy": slices},
     }
-    try:
-        now = _fullest(settings)
-        totals = {
-            name: _total(_fullest(settings.model_copy(update=change)))
-            for name, change in options.items()
-        }
-    except (errors.ReplicateError, ValueError):
+    now = _fullest(settings)
+    if now is None:
         return ""
+    found = {name: _fullest(settings.model_copy(update=each)) for name, each in options.items()}
+    totals = {name: _total(device) for name, device in found.items() if device is not None}
     taken = (
         f"By its graph {description.short(now.name)} takes {now.held:,} bytes for weights and "
         f"slots, and {now.step:,} for a step's tensors."
@@ -59,9 +55,15 @@ def _advice(settings: config.Config) -> str:
     return f"{taken} Set the first of these: {told}."
 
 
-def _fullest(settings: config.Config) -> description.Device:
-    """Returns the device that takes most."""
-    return max(description.describe(settings).devices, key=_total)
+def _fullest(settings: config.Config) -> description.Device | None:
+    """Returns the device that takes most; None where the graph cannot be built any more.
+
+    NOTE: whatever a model_fn raises here, it must not hide what the training failed with.
+    """
+    try:
+        return max(description.describe(settings).devices, key=_total)
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def _total(device: description.Device) -> int:

@@ -128,7 +128,7 @@ class Levels:
         gates, counts = self._packed.gates.get(name), self._counts(made)
         for k, part in enumerate(parts):
             (part,) = reductions.masked([part], counts[k])
-            with tf.device(self._written.devices[k]):
+            with tf.device(self._written.devices[k]), tf1.name_scope(reductions.SCOPE):
                 if k % number:
                     sums[-1] = tf.add(sums[-1], part)
                 else:
