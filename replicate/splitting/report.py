@@ -48,8 +48,9 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         runs = "runs" if len(self.whole) == 1 else "run"
+        devices = "1 device" if self.devices == 1 else f"{self.devices} devices"
         text = (
-            f"The model's graph is split over {self.devices} devices: each runs {self.split} "
+            f"The model's graph is split over {devices}: each runs {self.split} "
             f"operations on its rows; {len(self.whole)} with rows {runs} once"
         )
         told = [f"{one.type} {one.name} ({one.reason})" for one in self.whole[:_TOLD]]

@@ -8,7 +8,7 @@ that an order by phases, and in these by parts, has no circle.
 """
 
 import collections
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 Each = TypeVar("Each", bound=Hashable)
@@ -45,6 +45,7 @@ class Phases(Generic[Each]):
         before: For each operation those that it comes after, each of them before it; no circles.
         parts: Of operations that are a part's own the number of the part.
         may_join: Whether another operation may belong to the part that alone reads it.
+        aside: What no step runs, as a summary: no part waits for it.
 
     Attributes:
         parts: As given, with what a part alone reads.
@@ -55,13 +56,19 @@ class Phases(Generic[Each]):
         before: dict[Each, Sequence[Each]],
         parts: dict[Each, int],
         may_join: Callable[[Each], bool],
+        aside: Collection[Each] = (),
     ):
+        before = {
+            each: [one for one in others if one not in aside]
+            for each, others in before.items()
+            if each not in aside
+        }
         self._before = before
         self._users: dict[Each, list[Each]] = collections.defaultdict(list)
         for each, others in before.items():
             for other in others:
                 self._users[other].append(each)
-        self.parts = dict(parts)
+        self.parts = {each: part for each, part in parts.items() if each in before}
         for each in reversed(before):
             readers = {self.parts.get(user) for user in self._users[each]}
             part = readers.pop() if len(readers) == 1 else None

@@ -329,9 +329,9 @@ class Transport:
         NOTE: what comes behind no change of a state waits for nothing that does: whoever fetches a
         value must not cause the change. Returns what `Packed` says of gates.
         """
-        before = self._of_a_step(self._outside_of_turns(first)) if self._parts else {}
-        parts = {each: part for each, part in self._parts.items() if each in before}
-        self._phases = phases.Phases(before, parts, self._may_join)
+        before = self._outside_of_turns(first) if self._parts else {}
+        aside = {each for each, wanted in self._wanted_by.items() if not wanted & 1}
+        self._phases = phases.Phases(before, self._parts, self._may_join, aside)
         if not self._parts:
             return {}
         self._writer.held = self._find_held()
@@ -353,19 +353,6 @@ class Transport:
             ended = phases.Kind(self._phases.turn(name).phase - 1, changes.get(name, 0))
             waiting[name] = [gates.get((k, ended)) for k in range(len(self._devices))]
         return waiting
-
-    def _of_a_step(
-        self, before: Mapping[Maker | frames.Loop, Sequence[Maker | frames.Loop]]
-    ) -> dict[Maker | frames.Loop, Sequence[Maker | frames.Loop]]:
-        """Returns what comes before what, of what each step runs: no summary makes parts wait."""
-        kept = {
-            each
-            for each in before
-            if isinstance(each, frames.Loop) or self._wanted_by.get(each, 0) & 1
-        }
-        return {
-            each: [one for one in before[each] if one in kept] for each in before if each in kept
-        }
 
     def _find_held(self) -> list[tf.Operation]:
         """Returns the operations for which all parts keep what they make of variables."""
