@@ -14,7 +14,7 @@ import types
 import pytest
 
 from replicate import errors
-from replicate.app.cluster import launcher, lifeline, places
+from replicate.app.cluster import launcher, lifeline, places, process
 from replicate.app.command import cli
 from replicate.console import progress
 from tests.cluster import children
@@ -334,3 +334,17 @@ def test_a_script_that_is_no_program_is_named_and_tried_once(tmp_path, capfd):
     said = capfd.readouterr().err
     assert "pyton must be a program, is none." in said
     assert "; restart" not in said
+
+
+@pytest.mark.parametrize("ask", [process.Process.end, process.Process.kill])
+def test_a_process_that_is_asked_to_end_when_it_has_ended_has_ended(tmp_path, ask):
+    log = str(tmp_path / "log")
+    one = process.Process("worker:0", [sys.executable, "-c", ""], {}, log, None, False)
+    try:
+        # Until it is waited for, the process that has ended is there.
+        os.waitid(os.P_PID, one._process.pid, os.WEXITED | os.WNOWAIT)
+        ask(one)
+        assert one.has_ended()
+        assert one.code == 0
+    finally:
+        one.close()

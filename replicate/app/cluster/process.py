@@ -128,13 +128,14 @@ class Process:
 
     def end(self) -> None:
         """Asks the process to end, as Ctrl-C would."""
+        # NOTE: a method of Popen that sends a signal waits for a process that has ended.
         if self.code is None:
-            self._process.terminate()
+            os.kill(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends the process, and what it has started."""
         if self.code is None:
-            self._process.kill()
+            os.kill(self._process.pid, signal.SIGKILL)
             self._take_code()
 
     def close(self) -> None:
