@@ -66,14 +66,20 @@ def _is_made_of(case: Case, tensor: tf.Tensor, values: tf.Tensor) -> bool:
     )
 
 
+def _parted(case: Case) -> tf.Tensor:
+    """Returns the numbers whose parts say where entries are put: all of them, in order."""
+    made_by, put = case.op.inputs[0].op, case.op.inputs[: len(case.inputs) // 2]
+    refs = [each.ref() for each in made_by.outputs]
+    if made_by.type != "DynamicPartition" or [each.ref() for each in put] != refs:
+        raise WholeError("not each row is put in once")
+    return made_by.inputs[0]
+
+
 @rule_of_ids("DynamicStitch", "ParallelDynamicStitch")
 def _stitch_different(case: Case) -> Split:
     """What there is for parts of different values, put together for all of them."""
-    number = len(case.inputs) // 2
-    made_by, put = case.op.inputs[0].op, [each.ref() for each in case.op.inputs[:number]]
-    if made_by.type != "DynamicPartition" or put != [each.ref() for each in made_by.outputs]:
-        raise WholeError("not each of the different values is put in once")
-    numbers = case.state_of(made_by.inputs[0])
+    number, parted = len(case.inputs) // 2, _parted(case)
+    numbers = case.state_of(parted)
     if not isinstance(numbers, Counted):
         raise WholeError("the different values are not counted")
     parts = [state.source for state in case.inputs[:number] if isinstance(state, Counted)]
@@ -85,15 +91,12 @@ def _stitch_different(case: Case) -> Split:
 @rule_of_ids("DynamicStitch", "ParallelDynamicStitch")
 def _stitch(case: Case) -> Split:
     """Entries, [n1, Q], [n2, Q], ..., where the numbers of the rows that were parted say."""
-    number = len(case.inputs) // 2
-    made_by, put = case.op.inputs[0].op, [each.ref() for each in case.op.inputs[:number]]
-    if made_by.type != "DynamicPartition" or put != [each.ref() for each in made_by.outputs]:
-        raise WholeError("not each row is put in once")
+    number, parted = len(case.inputs) // 2, _parted(case)
     wants: list[State] = []
     for n in range(number):
         part = spaces.named(case, n)
         wants.append(case.having(number + n, part.plain))
-    parted = case.state_of(made_by.inputs[0])
-    if not isinstance(parted, RowNumbers) or not parted.ids.is_complete:
+    numbers = case.state_of(parted)
+    if not isinstance(numbers, RowNumbers) or not numbers.ids.is_complete:
         raise WholeError("not each row is put in once")
-    return Split([*case.inputs[:number], *wants], [Rows(0, parted.ids.space)])
+    return Split([*case.inputs[:number], *wants], [Rows(0, numbers.ids.space)])
