@@ -2,12 +2,13 @@
 
 import contextlib
 import contextvars
-import math
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import splitter
+from replicate.splitting.inference import extents
+from replicate.splitting.structure import effects
 
 _TOLD = 3  # how many whole operations are named
 _ROWS = 64  # for how many rows bytes are counted by default
@@ -72,11 +73,15 @@ def told_of_held(result: splitter.Result) -> str:
     """Returns which operations keep memory from falling with micro-batches."""
     named = ", ".join(f"{op.type} {op.name}" for op in result.held[:_TOLD])
     more = len(result.held) - _TOLD
+    advice = (
+        " Updates that run beside the train_op, as tf.group(train_op, *updates), rather than before"
+        " the gradients, make nothing wait."
+    )
     return (
-        "micro_batches: values of all rows are wanted in the middle of the model, so a device keeps"
-        f" what its parts compute before that until all are done, for {named}"
-        f"{f' and {more} more' if more > 0 else ''}. Numbers are right; of what comes before "
-        "these operations no memory is saved."
+        f"micro_batches: what follows {named}{f' and {more} more' if more > 0 else ''} waits until "
+        "all parts of a device have come there, so they keep what they computed before, and of "
+        "that no memory is saved. Numbers are right."
+        f"{advice if any(map(effects.changes_state, result.held)) else ''}"
     )
 
 
@@ -113,14 +118,8 @@ def _bytes(result: splitter.Result, op: tf.Operation, rows: int) -> int:
 
 def _size(result: splitter.Result, tensor: tf.Tensor, rows: int) -> int:
     """Returns a tensor's bytes; an unknown length counts as one."""
-    extents = result.shape(tensor)
-    if extents is None or tensor.dtype in (tf.string, tf.variant, tf.resource):
-        return 0
-    lengths = [
-        (each.multiple or 1) * rows if each.has_rows() else 1 if each.size is None else each.size
-        for each in extents
-    ]
-    return math.prod(lengths) * tensor.dtype.base_dtype.size
+    shape = result.shape(tensor)
+    return 0 if shape is None else extents.num_bytes(shape, tensor.dtype, rows)
 
 
 @contextlib.contextmanager

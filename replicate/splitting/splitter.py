@@ -12,7 +12,7 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import analysis as analyses
 from replicate.splitting import mirrored as mirroring
-from replicate.splitting import slices, states
+from replicate.splitting import places, slices, states
 from replicate.splitting.inference import facts as graph_facts
 from replicate.splitting.inference.extents import Extent
 from replicate.splitting.lowering import batch_norm, branches, functions, reads
@@ -25,7 +25,6 @@ from replicate.splitting.writing import (
     inputs,
     leftovers,
     levels,
-    places,
     reads_first,
     transport,
     workers,
@@ -42,6 +41,7 @@ class Result:
         moved: The tensors in place of those of lowered operations, by the `ref()` of these.
         written: The graph's writer.
         made: The new operations by their names.
+        held: The operations for which each device keeps what all its parts compute.
         sliced: The variables that are cut.
 
     Attributes:
@@ -49,7 +49,7 @@ class Result:
         made: As given.
         copies: The operations that hold copies of variables.
         sliced: As given.
-        held: The operations for which each device keeps what all its parts compute.
+        held: As given.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Result:
         moved: Moved,
         written: writer.Writer,
         made: Made,
+        held: Sequence[tf.Operation],
         sliced: slices.Sliced,
     ):
         self.fetch = fetch
@@ -67,7 +68,7 @@ class Result:
         self.made = made
         self.sliced = sliced
         self.copies: copied.Holders = written.copied.holders
-        self.held = written.held
+        self.held = held
 
     def how(self, op: tf.Operation) -> str:
         """Returns `"split"`, `"whole"` or `"size"`, for what became of an operation."""
@@ -160,7 +161,7 @@ def split_graph(
     fetch_moved(tf1.get_default_graph(), plan.moved)
     kept = zip(keep, found, strict=True)
     fetched = [group if isinstance(each, list) else group[0] for each, group in kept]
-    return Result(fetched, plan.moved, written, made, plan.sliced)
+    return Result(fetched, plan.moved, written, made, packed.turns.held, plan.sliced)
 
 
 class _Asked(NamedTuple):

@@ -18,6 +18,10 @@ def found(before, parts):
     return phases.Phases(before, parts, lambda each: each.startswith("own"))
 
 
+def no_bits(each):
+    return 0
+
+
 def test_a_number_of_all_rows_comes_before_what_only_gradients_behind_it_need():
     # Masks are counted; the loss of the forward pass is divided by the number of all.
     before = {}
@@ -36,7 +40,7 @@ def test_a_number_of_all_rows_comes_before_what_only_gradients_behind_it_need():
         assert of.ends(f"gradient{k}")
         assert not of.ends(f"forward{k}")
     assert (of.turn("count"), of.turn("sum")) == ((None, 1), (None, 2))
-    assert of.held({"own0", "own1"}, lambda each: True) == []
+    assert of.held({"own0", "own1"}, lambda each: 1, no_bits) == []
 
 
 def test_what_is_read_before_and_behind_a_join_is_held():
@@ -47,8 +51,22 @@ def test_what_is_read_before_and_behind_a_join_is_held():
     before |= {f"norm{k}": (f"layer{k}", "all") for k in "01"}
     of = found(before, {each: int(each[-1]) for each in before if each[-1] in "01"})
     assert [of.turn(f"{name}0").phase for name in ("layer", "mean", "norm")] == [0, 0, 1]
-    assert of.held({"layer0"}, lambda each: True) == ["mean0"]
-    assert of.held({"layer0"}, lambda each: False) == []
+    assert of.held({"layer0"}, lambda each: 1, no_bits) == [("layer0", "norm0")]
+    assert of.end("layer0") == "mean0"
+    assert of.held({"layer0"}, lambda each: 0, no_bits) == []
+    assert of.held({"layer0"}, {"layer0": 1, "mean0": 0, "norm0": 8}.get, no_bits) != []
+    assert of.held({"layer0"}, {"layer0": 1, "mean0": 0, "norm0": 10}.get, no_bits) == []
+
+
+def test_what_is_read_behind_a_change_is_held():
+    before = {}
+    for k in "01":
+        before |= {f"layer{k}": (), f"gradient{k}": (f"layer{k}", "change")}
+    before = {"change": (), **before}
+    of = found(before, {each: int(each[-1]) for each in before if each[-1] in "01"})
+    bits = {"gradient0": 1, "gradient1": 1}
+    pairs = of.held({"layer0"}, lambda each: 1, lambda each: bits.get(each, 0))
+    assert pairs == [("layer0", "gradient0")]
 
 
 def model(features, labels, mode):
@@ -134,6 +152,51 @@ def test_what_makes_all_parts_wait_is_told(fresh_graph, caplog):
     build(normalized, "eval", devices=["/cpu:0"], micro_batches=2)
     (line,) = [each for each in caplog.messages if "memory" in each]
     assert "Mean center" in line
+
+
+def updated(of_layer):
+    """Returns a model whose gradients come after an update, of its layer's mean or of none."""
+
+    def updated(features, labels, mode):
+        w = tf1.get_variable("w", [2, 3], tf.float64, tf1.ones_initializer())
+        mean = tf1.get_variable("mean", [], tf.float64, trainable=False)
+        hidden = tf.tanh(tf.matmul(features, w))
+        with tf.control_dependencies([mean.assign_add(tf.reduce_mean(hidden) if of_layer else 1)]):
+            loss = tf.reduce_sum(tf.tanh(tf.matmul(hidden, w, transpose_b=True), name="out"))
+            optimizer = tf1.train.GradientDescentOptimizer(0.01)
+            train_op = optimizer.minimize(loss, tf1.train.get_global_step())
+        return exactness.spec_of(mode, loss, train_op=train_op)
+
+    return updated
+
+
+@pytest.mark.parametrize("of_layer", [True, False])
+def test_gradients_that_wait_for_an_update_are_told_with_what_does_not(
+    fresh_graph, caplog, of_layer
+):
+    caplog.set_level(logging.INFO)
+    build(updated(of_layer), devices=["/cpu:0"], micro_batches=2)
+    (line,) = [each for each in caplog.messages if "memory" in each]
+    assert line.startswith("micro_batches: what follows AssignAddVariableOp ")
+    assert "tf.group(train_op, *updates)" in line
+
+
+def test_a_gradient_waits_for_an_update_no_more_often_than_its_loss(fresh_graph):
+    # Each gradient of an operation is an Identity that waits for the others; their inputs wait for
+    # the update already.
+    def biased(features, labels, mode):
+        bias = tf1.get_variable("b", [3], tf.float64, tf1.zeros_initializer())
+        steps = tf1.get_variable("n", [], tf.float64, tf1.zeros_initializer(), trainable=False)
+        w = tf1.get_variable("w", [2, 3], tf.float64, tf1.ones_initializer())
+        loss = tf.reduce_sum(tf.square(tf.nn.bias_add(tf.matmul(features, w), bias)))
+        with tf.control_dependencies([steps.assign_add(1)]):
+            optimizer = tf1.train.GradientDescentOptimizer(0.01)
+            train_op = optimizer.minimize(loss, tf1.train.get_global_step())
+        return exactness.spec_of(mode, loss, train_op=train_op)
+
+    build(biased, devices=["/cpu:0"], micro_batches=2)
+    names = {op.name for op in fresh_graph.get_operations()}
+    assert not [name for name in names if "tower_0" in name and "control_dependency" in name]
 
 
 def test_what_need_not_wait_is_not_told(fresh_graph, caplog):

@@ -5,9 +5,11 @@ whole batch, of all picked rows, of one device) and unknown lengths. What follow
 for every number of rows and every such length; what would hold for some only raises `UnknownError`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from replicate.compat.tensorflow import tf
 from replicate.splitting.states import Space
 
 MOST_ENTRIES = 256  # of a value that may be a length, or several
@@ -44,6 +46,17 @@ class Extent(NamedTuple):
     def has_rows(self, space: Space | None = None) -> bool:
         """Whether the length grows with rows; those of a space like this one, if given."""
         return self.multiple != 0 and (space is None or space.is_picked == self.is_picked)
+
+
+def num_bytes(shape: Sequence[Extent], dtype: tf.DType, rows: int) -> int:
+    """Returns the bytes of a tensor for a number of rows; an unknown length counts as one."""
+    if dtype in (tf.string, tf.variant, tf.resource):
+        return 0
+    lengths = [
+        (each.multiple or 1) * rows if each.has_rows() else 1 if each.size is None else each.size
+        for each in shape
+    ]
+    return math.prod(lengths) * dtype.base_dtype.size
 
 
 class UnknownError(Exception):

@@ -132,28 +132,42 @@ class Phases(Generic[Each]):
             if found and following and (part + 1) % number:
                 yield part, kind, found, following
 
-    def held(self, origins: Container[Each], counts: Callable[[Each], bool]) -> list[Each]:
-        """Returns what makes the first part keep values until all parts are there.
+    def held(
+        self,
+        origins: Container[Each],
+        size_of: Callable[[Each], int],
+        bits_of: Callable[[Each], int],
+    ) -> list[tuple[Each, Each]]:
+        """Returns what the first part makes and keeps until all parts have come to one point.
 
         Args:
             origins: Whatever is made of these is worth telling.
-            counts: Whether what an operation makes is large.
+            size_of: How much an operation makes.
+            bits_of: See `in_turn`.
 
         Returns:
-            The operations whose values join those of other parts, one for each such phase.
+            Each kept value with an operation that wants it in a later phase, or behind more bits;
+            nothing if that is less than a tenth of what the part makes.
         """
-        made: set[Each] = set()
-        phases: set[int] = set()
-        ends: dict[int, Each] = {}
+        behind: set[Each] = set()
+        kept: dict[Each, Each] = {}
+        made: dict[Each, int] = {}
         for each, others in self._before.items():
-            if each in origins or not made.isdisjoint(others):
-                made.add(each)
-            part, phase = self.turn(each)
-            if part or part is None or each not in made:
-                continue
+            if each in origins or not behind.isdisjoint(others):
+                behind.add(each)
+                if self.parts.get(each) == 0:
+                    made[each] = size_of(each)
+        for each in filter(made.get, made):
             for user in self._users[each]:
-                if self.parts.get(user) != part and self._of[user] == phase + 1:
-                    ends.setdefault(phase, each)
-                if self.parts.get(user) == part and self._of[user] > phase and counts(each):
-                    phases.add(phase)
-        return [ends[phase] for phase in sorted(phases) if phase in ends]
+                is_later = self._of[user] > self._of[each] or bits_of(user) & ~bits_of(each)
+                if is_later and self.parts.get(user) == 0:
+                    kept[each] = user
+        is_much = 10 * sum(map(made.__getitem__, kept)) >= sum(made.values())
+        return list(kept.items()) if is_much else []
+
+    def end(self, each: Each) -> Each:
+        """Returns the operation by which one of a part goes into what is made of several parts."""
+        while not any(self._leaves(each, user) for user in self._users[each]):
+            turn = self.turn(each)
+            each = next(user for user in self._users[each] if self.turn(user) == turn)
+        return each

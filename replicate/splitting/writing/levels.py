@@ -125,7 +125,7 @@ class Levels:
         if number == 1 or len(parts) == 1:
             return list(parts)
         sums: list[tf.Tensor] = []
-        gates, counts = self._packed.gates.get(name), self._counts(made)
+        gates, counts = self._packed.turns.gates.get(name), self._counts(made)
         for k, part in enumerate(parts):
             (part,) = reductions.masked([part], counts[k])
             with tf.device(self._written.devices[k]), tf1.name_scope(reductions.SCOPE):

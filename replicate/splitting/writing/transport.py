@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import states
 from replicate.splitting.structure import effects, frames, kinds, phases
 from replicate.splitting.structure.nodes import Maker, Reference, Waited, maker, output
-from replicate.splitting.writing import constants, reads_first
+from replicate.splitting.writing import constants, reads_first, turns
 from replicate.splitting.writing import writer as writers
 
 _Bits: TypeAlias = dict[Maker, int]
@@ -47,14 +46,14 @@ class Packed(NamedTuple):
         readers: What reads each join.
         has_rows: For each device, and there, whether it has rows; None if it always has.
         first: See `reads_first.found`.
-        gates: For each join of a step, and each part of it, what the next part waits for.
+        turns: How parts of a device take turns.
     """
 
     levels: dict[str, tuple[int, ...]]
     readers: dict[str, Readers]
     has_rows: Sequence[Reference | None]
     first: Mapping[Maker, Sequence[Maker]]
-    gates: Mapping[str, Sequence[str | None]]
+    turns: turns.Turns
 
 
 class _Way(NamedTuple):
@@ -112,20 +111,34 @@ class Transport:
         self._constants.copy(self._writer.is_aside)
         self._learn()
         first = reads_first.found(self._writer, self._before)
-        gates = self._take_turns(first)
+        self._turns = self._take_turns(first)
         levels: dict[str, tuple[int, ...]] = {}
         if self._writer.place.workers.is_alone:
             for name in self._changes.joins:
-                when = (self._phases.turn(name).phase, self._stages[name], self._wanted_by[name])
+                when = (self._turns.of(name).phase, self._stages[name], self._wanted_by[name])
                 if name not in self._dead:
                     levels[name] = (*when, self._effects.get(name, 0))
         else:
             for name, level in self._find_levels(first).items():
-                levels[name] = (self._phases.turn(name).phase, level)
+                levels[name] = (self._turns.of(name).phase, level)
         for way, uses in self._transfers().items():
             if len(uses) > 1:
                 self._send_together(way, uses)
-        return Packed(levels, readers, has_rows, first, gates)
+        return Packed(levels, readers, has_rows, first, self._turns)
+
+    def _take_turns(self, first: Mapping[Maker, Sequence[Maker]]) -> turns.Turns:
+        """Lets parts of a device take turns.
+
+        NOTE: what comes behind no change of a state waits for nothing that does: whoever fetches a
+        value must not cause the change.
+        """
+        if not self._parts:
+            return turns.Turns(self._writer, turns.Runs({}, set(), set()), {})
+        aside = {each for each, wanted in self._wanted_by.items() if not wanted & 1}
+        runs = turns.Runs(self._outside_of_turns(first), aside, self._dead)
+        found = turns.Turns(self._writer, runs, self._find_effects(effects.changes_state))
+        found.take()
+        return found
 
     # What is there.
 
@@ -321,65 +334,6 @@ class Transport:
             return self._nodes.by_name[enter].attr["frame_name"].s
         return enter.get_attr("frame_name")
 
-    # Turns.
-
-    def _take_turns(self, first: Mapping[Maker, Sequence[Maker]]) -> dict[str, list[str | None]]:
-        """Lets each part of a device begin a phase when the part before has ended it.
-
-        NOTE: what comes behind no change of a state waits for nothing that does: whoever fetches a
-        value must not cause the change. Returns what `Packed` says of gates.
-        """
-        before = self._outside_of_turns(first) if self._parts else {}
-        aside = {each for each, wanted in self._wanted_by.items() if not wanted & 1}
-        self._phases = phases.Phases(before, self._parts, self._may_join, aside)
-        if not self._parts:
-            return {}
-        self._writer.held = self._find_held()
-        changes = self._find_effects(effects.changes_state)
-        in_loops = frames.in_loops(before, self._kind)
-
-        def bits_of(each: Maker | frames.Loop) -> int | None:
-            is_new = isinstance(each, str) and each not in in_loops and self._is_in_step(each)
-            return changes.get(each, 0) if is_new else None
-
-        gates: dict[tuple[int, phases.Kind], str] = {}
-        for part, kind, ends, begins in self._phases.in_turn(self._writer.micro_batches, bits_of):
-            gate = self._nodes.add("NoOp", [], self._devices[part], controls=list(map(str, ends)))
-            for each in map(str, begins):
-                self._nodes.by_name[each].input.append(self._nodes.wait(gate))
-            gates[part, kind] = gate
-        waiting: dict[str, list[str | None]] = {}
-        for name in filter(self._is_in_step, self._changes.joins):
-            ended = phases.Kind(self._phases.turn(name).phase - 1, changes.get(name, 0))
-            waiting[name] = [gates.get((k, ended)) for k in range(len(self._devices))]
-        return waiting
-
-    def _find_held(self) -> list[tf.Operation]:
-        """Returns the operations for which all parts keep what they make of variables."""
-        reads = {each for each in self._order if self._nodes.type_of(each) in kinds.READS_OF_VALUES}
-
-        def has_rows(each: Maker | frames.Loop) -> bool:
-            op = self._nodes.original(each) if isinstance(each, str) else None
-            held = map(self._writer.analysis.state, [] if op is None else op.outputs)
-            return any(map(states.is_rows, held))
-
-        held = [str(each) for each in self._phases.held(reads, has_rows)]
-        return [op for op in map(self._nodes.original, held) if op is not None]
-
-    def _may_join(self, each: Maker | frames.Loop) -> bool:
-        """Whether an operation may belong to the part that alone reads what it makes."""
-        if not isinstance(each, str):
-            return isinstance(each, frames.Loop)
-        is_new = self._nodes.original(each) is None and each not in self._changes.joins
-        return is_new and (self._kind(each) != "Const" or bool(self._nodes.by_name[each].input))
-
-    def _kind(self, each: Maker | frames.Loop) -> str:
-        return "" if isinstance(each, frames.Loop) else self._nodes.type_of(each)
-
-    def _is_in_step(self, each: str) -> bool:
-        """Whether each step runs a new operation; what is in a branch may have no value."""
-        return bool(self._wanted_by[each] & 1) and each not in self._dead
-
     # Joins.
 
     def _find_readers(self) -> dict[str, Readers]:
@@ -469,7 +423,7 @@ class Transport:
         if dtype in kinds.HANDLES or dtype._is_ref_dtype:
             return
         behind = self._effects.get(made_by, 0)
-        when = (self._stages[made_by], wanted, behind, self._phases.turn(made_by))
+        when = (self._stages[made_by], wanted, behind, self._turns.of(made_by))
         found[_Way(source, target, *when)][written].append(use)
 
     def _send_together(self, way: _Way, uses: _Uses) -> None:

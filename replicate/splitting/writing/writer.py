@@ -69,7 +69,6 @@ class Writer:
         place: As given.
         is_finishing: Whether what is written is wanted though no step runs it.
         joins: What joins devices' values.
-        held: What makes all parts of a device keep what they compute until it is done.
         copied: What writes copies of what the first device runs itself.
         in_loops: What writes devices' own loops.
     """
@@ -94,7 +93,6 @@ class Writer:
         self.run_split: set[tf.Operation] = set()
         self.run_of_all: set[tf.Operation] = set()
         self.run_aside: set[Waited] = set()
-        self.held: list[tf.Operation] = []
         self.place = place
         self.joins = joins.Joins(self)
         self.is_finishing = False
