@@ -75,7 +75,7 @@ def told_of_held(result: splitter.Result) -> str:
     more = len(result.held) - _TOLD
     advice = (
         " Updates that run beside the train_op, as tf.group(train_op, *updates), rather than before"
-        " the gradients, make nothing wait."
+        " the gradients, make no gradient wait."
     )
     return (
         f"micro_batches: what follows {named}{f' and {more} more' if more > 0 else ''} waits until "

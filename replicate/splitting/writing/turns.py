@@ -74,7 +74,7 @@ class Turns:
             self.gates[name] = [gates.get((k, ended)) for k in range(len(devices))]
 
     def _find_held(self) -> list[tf.Operation]:
-        """Returns the operations for which all parts keep what they make of variables."""
+        """Returns the operations for which all parts keep what they make; changes come last."""
         before = self._runs.before
         reads = {each for each in before if self._kind(each) in kinds.READS_OF_VALUES}
         whole = [each for each in before if isinstance(each, tf.Operation)]
@@ -87,7 +87,7 @@ class Turns:
                 continue
             op = self._nodes.original(str(self._phases.end(each)))
             found |= {} if op is None else {op: None}
-        return list(found)
+        return sorted(found, key=effects.changes_state)
 
     def _bits(self, each: _Maker) -> int:
         return 0 if isinstance(each, frames.Loop) else self._changes.get(each, 0)
