@@ -122,6 +122,35 @@ def flatten(nest: Any) -> list:
     return [leaf.value for leaf in tf.nest.flatten(mapped(nest, Leaf))]
 
 
+class Noted(dict):
+    """Features or labels that note which of them are read, one by one or all at once."""
+
+    def __init__(self, nest: dict):
+        super().__init__(nest)
+        self.read: set = set()
+
+    def __getitem__(self, key):
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __iter__(self):
+        self.read |= super().keys()
+        return super().__iter__()
+
+    def keys(self):
+        self.read |= super().keys()
+        return super().keys()
+
+    def values(self):
+        return [self[key] for key in self]
+
+    def items(self):
+        return [(key, self[key]) for key in self]
+
+    def get(self, key, default=None):
+        return self[key] if key in self else default
+
+
 class Leaf:
     """Hides what a leaf is made of."""
 
@@ -390,6 +419,7 @@ def require_one_device(
     is_static: bool = False,
     fetch: Callable | None = None,
     reference: Callable | None = None,
+    narrowed: Callable | None = None,
     tolerance: tuple[float, float] = (2e-4, 2e-5),
     in_any_order: Sequence[str] = (),
     **options,
@@ -404,6 +434,7 @@ def require_one_device(
         is_static: See `run`.
         fetch: See `run`.
         reference: What runs on one device; None: the model.
+        narrowed: From a batch to what K devices are given of it, once one device has run.
         tolerance: Relative and absolute.
         in_any_order: Variables that may be read and written so, though one device does not.
         **options: Of `replicate_model_fn`.
@@ -413,7 +444,8 @@ def require_one_device(
     expected = _on_one_device(*given)
     with quiet():
         replicated = model_fn.replicate_model_fn(model, optimizer_fn, **options)
-        found = run(replicated, batches, mode, is_static, fetch)
+        shared = batches if narrowed is None else [narrowed(batch) for batch in batches]
+        found = run(replicated, shared, mode, is_static, fetch)
     is_open = {*in_any_order, *(variable for variable, *_ in expected.races)}
     races = [each for each in found.races if each[0] not in is_open]
     assert not races, f"read and written in any order: {races}"

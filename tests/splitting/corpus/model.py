@@ -94,6 +94,7 @@ class Model(NamedTuple):
                 setting,
                 given=given,
                 fetch=built.fetched,
+                narrowed=built.narrowed,
                 optimizer_fn=self.optimizer_fn,
                 tolerance=self.tolerance,
                 **self.options,
@@ -116,10 +117,13 @@ class Built:
         self.model = model
         self.named: dict = {}
         self.forward: list = []
+        self.read: list[set] = []
 
     def __call__(self, features, labels, mode):
+        given = exactness.Noted(features), exactness.Noted(labels)
         with tf.variable_creator_scope(begun):
-            loss, self.named, train_op = self.model.parts(features, labels)
+            loss, self.named, train_op = self.model.parts(*given)
+        self.read = self.read or [nest.read for nest in given]
         self.forward = loss.graph.get_operations()
         if train_op is None and self.model.optimizer is not None:
             step = self.model.optimizer().minimize(loss, tf1.train.get_global_step())
@@ -127,6 +131,13 @@ class Built:
         return exactness.spec_of(
             mode, loss, train_op=tf.group([] if train_op is None else train_op)
         )
+
+    def narrowed(self, batch) -> tuple[dict, ...]:
+        """Returns what the model reads of a batch: to cut the others, too, would take longer."""
+        if not any(self.read):
+            return batch
+        pairs = zip(batch, self.read, strict=True)
+        return tuple({key: nest[key] for key in nest if key in read} for nest, read in pairs)
 
     def fetched(self, spec) -> dict:
         """Returns what a step fetches: the model's own tensors, as a hook fetches them."""
