@@ -97,7 +97,7 @@ KINDS = {
 }
 
 
-@pytest.mark.thorough("*-3")
+@pytest.mark.thorough("mirrored-3")
 @pytest.mark.parametrize(
     ("kind", "devices"),
     [("split", 2), ("split", 3), ("mirrored", 3), ("call", 2), ("call", 3)],
@@ -159,6 +159,7 @@ def test_plain_gradient_descent_adds_to_a_row_in_any_order(optimizer):
     assert len(descended(optimizer, 200)) > 1
 
 
+@pytest.mark.thorough("<lambda>1")
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -225,6 +225,7 @@ def config_of(**counts):
     return estimator.RunConfig(session_config=tf1.ConfigProto(device_count=counts))
 
 
+@pytest.mark.thorough("None-*")
 @pytest.mark.parametrize(
     ("config", "options"),
     [

@@ -44,6 +44,7 @@ def test_seeds_that_are_no_range_are_bad_usage(capsys, seeds):
     assert f"--seeds: must be A:B or A:, whole numbers, got '{seeds}'" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_seed_gives_one_model():
     assert growing.grow(3).source() == growing.grow(3).source() != growing.grow(4).source()
 

@@ -157,6 +157,7 @@ def devices_for(arguments):
     return ["--set", "devices=[/cpu:0, /cpu:1]"] if is_given else []
 
 
+@pytest.mark.thorough("configs", "optimizers")
 @pytest.mark.parametrize("name", RUN)
 def test_a_guide_prints_what_it_shows(name, tmp_path, monkeypatch, capsys, told):
     monkeypatch.chdir(tmp_path)

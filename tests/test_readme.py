@@ -99,6 +99,7 @@ def test_nothing_warns(reader):
     assert reader[2] == []
 
 
+@pytest.mark.thorough
 def test_a_new_user_sees_what_is_shown_and_nothing_else(tmp_path, monkeypatch):
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_USE_LEGACY_KERAS"):  # the suite has set them
         monkeypatch.delenv(name, raising=False)

@@ -91,6 +91,7 @@ def row_of(found, what):
     return next(row for row in found.rows if row.what == what)
 
 
+@pytest.mark.thorough("3")
 @pytest.mark.parametrize("count", [2, 3])
 def test_it_holds_for_an_exact_model(count):
     found = verify(line, devices=CPUS[:count])
@@ -122,6 +123,7 @@ def own_step(features, labels, mode):
     return made._replace(train_op=step)
 
 
+@pytest.mark.thorough("two optimizers", "one tower")
 @pytest.mark.parametrize(
     ("model_fn", "options", "texts"),
     [
@@ -159,6 +161,7 @@ def test_a_wrong_model_is_found():
     assert " of 7 rows" in loss.place or " of 5 rows" in loss.place
 
 
+@pytest.mark.thorough("sum-*")
 @pytest.mark.parametrize(("given", "holds"), [("sum", True), ("mean", False)])
 def test_the_losses_of_towers_are_joined_as_it_is_said(given, holds):
     def total(labels, y):
@@ -176,6 +179,7 @@ def normalized(features, labels, mode):
     return spec(mode, y, None if labels is None else squared(labels, y), labels)
 
 
+@pytest.mark.thorough
 def test_rows_of_its_own_are_given_as_the_reason_and_nothing_is_said_beside_the_table(caplog):
     found = call(normalized)
     differing = (*STEPPED, "other variables")
@@ -186,6 +190,7 @@ def test_rows_of_its_own_are_given_as_the_reason_and_nothing_is_said_beside_the_
     assert not [one for one in caplog.records if one.name == "replicate"]
 
 
+@pytest.mark.thorough
 def test_what_does_not_depend_on_random_numbers_is_compared():
     def beside(labels, y):
         aside = tf1.get_variable("aside", [], initializer=tf1.ones_initializer())
@@ -199,6 +204,7 @@ def test_what_does_not_depend_on_random_numbers_is_compared():
     assert row_of(found, "weights").detail == "8 of 12 values depend on random numbers"
 
 
+@pytest.mark.thorough
 def test_random_numbers_go_on_from_a_variable_to_what_reads_it():
     def model_fn(features, labels, mode):
         w = tf1.get_variable("w", [1, 1])
@@ -254,6 +260,7 @@ def contrastive(features, labels, mode):
     return spec(mode, x, tf.reduce_mean(loss))
 
 
+@pytest.mark.thorough
 def test_a_loss_over_all_rows_is_told():
     found = call(contrastive)
     require(found, {**all_of("differs", *STEPPED), "metrics": "not compared"})
@@ -311,12 +318,14 @@ def test_what_fails_in_training_or_in_all_modes_is_raised(modes, with_labels):
         verify(failing_in(*modes), lines(with_labels=with_labels))
 
 
+@pytest.mark.thorough
 def test_an_output_that_one_device_cannot_make_is_not_compared():
     found = verify(failing_in("infer"))
     require(found, {"export outputs": "not compared"})  # the predictions are those of EVAL
     assert row_of(found, "export outputs").detail == "one device raises KeyError"
 
 
+@pytest.mark.thorough
 def test_what_only_towers_refuse_differs():
     def model_fn(features, labels, mode):
         if replicate.get_tower_context().num_towers > 1 and mode == "train":
@@ -341,6 +350,7 @@ def test_the_reason_of_an_error_at_run_time_is_told():
     assert "Graph execution error" not in str(found)
 
 
+@pytest.mark.thorough("True-*")
 @pytest.mark.parametrize(
     ("has_more", "text"),
     [(False, "the towers have no eval/more"), (True, "only the towers have eval/more")],
@@ -542,7 +552,7 @@ def in_turn(features, labels, mode):
 OPEN = {**all_of("open in the model", "loss", "weights"), "slots": "not compared"}
 
 
-@pytest.mark.thorough("in_turn-*")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model_fn", "variable", "reader", "writer"),
     [
@@ -560,6 +570,7 @@ def test_what_a_model_leaves_open_is_named_each_time(model_fn, variable, reader,
         assert str(found).endswith("one device gives; loss, weights: open in the model.")
 
 
+@pytest.mark.thorough
 def test_a_fault_beside_what_a_model_leaves_open_is_found():
     found = verify(faulty(by_hand), optimizer_fn=None)
     require(found, {**OPEN, "loss": "differs"})  # the gradients are those of the loss as it was
@@ -579,6 +590,7 @@ def in_bfloat16(features, labels, mode):
     return line({"x": tf.cast(x(features["x"]), tf.float32)}, labels, mode)
 
 
+@pytest.mark.thorough
 def test_rounding_is_that_of_the_precision_in_which_a_step_computes():
     found = verify(in_bfloat16)
     require(found)
@@ -591,6 +603,7 @@ def test_a_fault_of_a_step_in_bfloat16_is_found():
     assert not verify(faulty(in_bfloat16)).holds
 
 
+@pytest.mark.thorough
 def test_what_rounding_brings_over_an_edge_now_and_then_depends_on_it():
     def model_fn(features, labels, mode):
         """Its loss is twice as large beyond an edge, at which three numbers are.

@@ -57,7 +57,7 @@ def test_every_config_says_what_to_expect():
         assert "at least" in head, name
 
 
-@pytest.mark.thorough("canned.yaml", "recommender.yaml")
+@pytest.mark.thorough("canned.yaml")
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning")
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "digits.yaml"])
 def test_some_steps_of_every_example(name, tmp_path, capsys):

@@ -147,6 +147,7 @@ def test_a_saved_model_predicts_what_its_checkpoint_does(trained, tmp_path, caps
     }
 
 
+@pytest.mark.thorough("options0-*")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -166,6 +167,7 @@ def test_an_export_that_cannot_be_is_told(folder, capsys, options, text):
     assert "Traceback" not in shown
 
 
+@pytest.mark.thorough
 def test_a_metric_that_is_no_number_is_never_the_best(folder):
     given = ["--set", BEST.format("nothing")]
     assert run(folder, "train", "--set", "train.steps=2", *given, model_dir="nan") == 0

@@ -83,12 +83,14 @@ def test_a_training_falls_back_to_the_checkpoint_before(trained, model_dir, capl
     assert list(checkpoints.all_of(str(model_dir))) == [0, 2, 4]
 
 
+@pytest.mark.thorough
 def test_a_training_of_which_nothing_names_the_newest_checkpoint_goes_on(trained, model_dir):
     damage(model_dir, "torn state")
     assert run(trained, "train", "--train.steps", "6", model_dir=model_dir) == 0
     assert weight(model_dir) == pytest.approx(WEIGHTS[6], rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_training_falls_back_over_several(trained, model_dir, caplog):
     damage(model_dir, "flipped", 2)
     damage(model_dir, "torn index", 4)
@@ -153,6 +155,7 @@ def test_a_whole_checkpoint_of_another_model_stays(trained, model_dir):
     assert not list(model_dir.glob("*.damaged"))
 
 
+@pytest.mark.thorough("nan")
 @pytest.mark.parametrize("odd", ["nan", "inf"])
 def test_a_loss_that_is_not_finite_ends_a_training_at_its_step(trained, tmp_path, capsys, odd):
     given = ["--set", f"params={{odd: '{odd}'}}"]
@@ -162,6 +165,7 @@ def test_a_loss_that_is_not_finite_ends_a_training_at_its_step(trained, tmp_path
     assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
 def test_weights_that_are_not_finite_are_not_saved(trained, tmp_path, capsys, strategy):
     given = ["--set", "params={steep: true}", "--train.save_checkpoints_steps", "1"]
@@ -189,6 +193,7 @@ def graphs(params):
     return found.batch(1) if params["one_row"] else found
 
 
+@pytest.mark.thorough("true")
 @pytest.mark.parametrize("one_row", ["false", "true"])
 def test_features_that_have_other_rows_are_told_in_one_line(trained, tmp_path, capsys, one_row):
     given = ["--model_fn", f"{HERE}:scored", f"--params.one_row={one_row}", "--eval", "null"]

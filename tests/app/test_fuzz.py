@@ -389,6 +389,7 @@ def checks(what):
     return run(given(one.given)(one.read))
 
 
+@pytest.mark.thorough("npz", "csv", "tf_config")
 @pytest.mark.parametrize("what", [name for name in WHAT if name != "config"])
 def test_reading_ends_well_or_in_an_error_of_ours(what):
     checks(what)()

@@ -86,6 +86,7 @@ def make_source(request, tmp_path, monkeypatch):
     return function_input(monkeypatch, lambda: dataset().batch(7) if is_batched else dataset())
 
 
+@pytest.mark.thorough("tfrecord", "csv")
 def test_training_and_evaluation_share_the_rows_out(source):
     trained, sizes = ids_of(source, "train")
     evaluated, _ = ids_of(source, "eval")

@@ -67,6 +67,7 @@ def test_with_servers_nobody_fails_once_the_training_is_over(tmp_path, capfd):
         launch(tmp_path, {"worker:0": "fail late"})
 
 
+@pytest.mark.thorough("stuck")
 @pytest.mark.parametrize("worker", ["fail", "stuck"])
 def test_who_does_not_end_in_time_is_killed(tmp_path, worker):
     if worker == "fail":
@@ -104,6 +105,7 @@ def test_one_launcher_at_a_time_writes_logs(tmp_path, capsys):
         assert process.poll() is None
 
 
+@pytest.mark.thorough("15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_all_processes_after_they_have_saved(tmp_path, number):
     with started(tmp_path, "stay") as process:
@@ -130,6 +132,7 @@ def test_a_second_signal_waits_for_nobody(tmp_path):
         assert gone(tmp_path, *BOTH)
 
 
+@pytest.mark.thorough
 def test_processes_end_when_their_launcher_is_killed(tmp_path):
     with started(tmp_path, "stay stuck") as process:
         process.kill()
@@ -288,6 +291,7 @@ def test_a_script_that_fails_ends_the_others(tmp_path, capfd):
     assert gone(tmp_path, "chief:0")
 
 
+@pytest.mark.thorough("1:2-*")
 @pytest.mark.parametrize(
     ("workers", "options", "text"),
     [

@@ -74,6 +74,7 @@ def total(settings):
     return max(one.held + one.step for one in description.describe(settings).devices)
 
 
+@pytest.mark.thorough
 def test_a_training_without_memory_is_told_what_would_take_less(settings):
     note = note_of(settings, FULL)
     less = total(settings.model_copy(update={"micro_batches": 4}))

@@ -112,7 +112,7 @@ def train(folder, out, given, *options):
 CASES = [("csv", "epochs"), *zip(INPUTS, ("steps", "epochs") * len(INPUTS), strict=False)]
 
 
-@pytest.mark.thorough("csv-*", "tfrecord-*", "dataset-*", "generator-*")
+@pytest.mark.thorough("tfrecord-steps", "generator-steps", "csv-epochs")
 @pytest.mark.parametrize(("kind", "until"), CASES)
 def test_a_run_that_continues_ends_with_the_same_bits(folder, monkeypatch, kind, until):
     if kind == "stream":
@@ -145,6 +145,7 @@ def read(source, position, count=None, seed=3, task=cluster.ALONE):
     return found
 
 
+@pytest.mark.thorough("True-3-5", "False-3-True")
 @pytest.mark.parametrize("shuffle", [False, True, 5])
 @pytest.mark.parametrize("repeat", [True, 3])
 @pytest.mark.parametrize("by_pass", [False, True])
@@ -165,6 +166,7 @@ def test_an_order_goes_on_from_each_batch(folder, shuffle, repeat, by_pass):
             assert read(source, position) == whole[start:]
 
 
+@pytest.mark.thorough("None-servers1", "False-servers0")
 @pytest.mark.parametrize("servers", [[], ["h:9"]])
 @pytest.mark.parametrize("names_context", [None, False, True])
 def test_each_worker_goes_on_with_its_part(folder, servers, names_context):
@@ -251,6 +253,7 @@ def test_an_input_that_is_over_stays_so(folder):
     assert train(folder, "over", f"{INPUTS['npz']}, repeat: 2", "train.steps=20")[0] == 12
 
 
+@pytest.mark.thorough("true-3-stream", "2-2-generator", "false-1-npz")
 @pytest.mark.parametrize("kind", ["npz", "stream", "generator"])
 @pytest.mark.parametrize(("repeat", "passes"), [("true", 3), ("2", 2), ("false", 1)])
 def test_epochs_are_passes_that_are_cut_by_themselves(folder, monkeypatch, kind, repeat, passes):

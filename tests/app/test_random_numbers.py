@@ -134,6 +134,7 @@ def model_fn(features, labels, mode):
 """
 
 
+@pytest.mark.thorough("{cpu: 2}")
 @pytest.mark.parametrize("devices", ["[/cpu:0]", "{cpu: 2}"])
 def test_hooks_see_what_a_step_has_drawn(folder, capsys, devices):
     (folder / "model_that_shares.py").write_text(SHARED)

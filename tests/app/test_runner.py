@@ -91,6 +91,7 @@ def test_a_finished_training_does_nothing_more(trained, capsys):
     assert sorted(path.name for path in (trained / "trained").iterdir()) == before
 
 
+@pytest.mark.thorough
 def test_a_training_says_what_runs_and_what_it_came_to(folder, capsys):
     assert run(folder, "train", "--set", "train.save_checkpoints_steps=3", model_dir="told") == 0
     shown = capsys.readouterr()
@@ -235,6 +236,7 @@ def test_export_prints_its_path_and_signatures(trained, capsys):
     np.testing.assert_allclose(serve(x=tf.constant([5.0]))["y"], [WEIGHT * 5], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_an_input_that_is_over_is_not_read_again_but_what_follows_is_made_up_for(folder, capsys):
     given = ["--set", "train.input.repeat=3"]
     assert run(folder, "train", *given, model_dir="over") == 0
@@ -333,6 +335,7 @@ def test_a_failed_run_is_exit_code_1_and_a_text(folder, capsys, command, options
 FULL = tf.errors.ResourceExhaustedError(None, None, "out/model.ckpt-3; No space left on device")
 
 
+@pytest.mark.thorough("reason0-*")
 @pytest.mark.parametrize(
     ("reason", "saved", "text"),
     [
@@ -380,6 +383,7 @@ def example(**features):
     return tf.train.Example(features=tf.train.Features(feature=fields)).SerializeToString()
 
 
+@pytest.mark.thorough("lacks a feature", "is no example")
 @pytest.mark.parametrize(
     ("command", "bad", "fault"),
     [
@@ -427,6 +431,7 @@ def torn(trained, tmp_path, pattern, content):
 
 
 # Each command opens a checkpoint in the same place, whatever is wrong with it.
+@pytest.mark.thorough("predict-*")
 @pytest.mark.parametrize(
     ("command", "pattern"),
     [
@@ -496,6 +501,7 @@ def test_what_only_a_run_can_find_is_told(trained, tmp_path, capsys, command, op
     assert "Traceback" not in shown
 
 
+@pytest.mark.thorough
 def test_names_may_have_any_letters(trained, capsys):
     (trained / "größe λ.yaml").write_text((trained / "line.yaml").read_text())
     where = ["--model-dir", str(trained / "modèle 1")]

@@ -301,6 +301,7 @@ def test_what_is_no_example_is_named(tmp_path, written):
         samples.look(str(path))
 
 
+@pytest.mark.thorough
 def test_the_digits_train_from_what_is_written(tmp_path, capsys):
     model = "replicate.examples.digits:model_fn"
     text = init(tmp_path, model, DIGITS, "--optimizer", "Momentum")

@@ -216,6 +216,7 @@ def test_what_stands_behind_a_quote_is_part_of_the_cell_and_no_fault(tmp_path):
     assert read(tmp_path, text.replace("z", "3"))[0]["s"].tolist() == [b"a b", b"c"]
 
 
+@pytest.mark.thorough
 def test_pyarrow_is_imported_for_a_table_alone(run_python):
     run_python(
         "import sys\n"

@@ -199,6 +199,7 @@ def test_a_run_that_continues_says_which_keys_differ(folder):
     assert json.loads((folder / "differs" / "run.json").read_text())["start_step"] == 1
 
 
+@pytest.mark.thorough
 def test_what_failed_before_its_first_checkpoint_is_no_run_to_differ_from(folder):
     run(folder, "train", "failed", f"model_fn={HERE}:nothing", code=1)
     shown = run(folder, "train", "failed", "train.steps=1")[1]
@@ -317,6 +318,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(folder):
     assert "stopped early at step 3" in shown  # and no step more
 
 
+@pytest.mark.thorough("steps=4")
 @pytest.mark.parametrize("saved", ["secs=600", "steps=4"])
 def test_evaluations_are_at_multiples_of_steps_wherever_a_run_goes_on(folder, saved):
     out = f"goes_on_{saved}"
@@ -343,6 +345,7 @@ def ask_to_stop(monkeypatch):
     return lambda: setattr(entered[-1], "requested", True)
 
 
+@pytest.mark.thorough("2")
 @pytest.mark.parametrize("at", ["1", "2"])
 def test_a_training_that_is_stopped_has_saved_its_step_and_goes_on(folder, stop, monkeypatch, at):
     out = f"asked{at}"
@@ -356,6 +359,7 @@ def test_a_training_that_is_stopped_has_saved_its_step_and_goes_on(folder, stop,
     np.testing.assert_allclose(tensor(folder / out), WEIGHTS[int(at)], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_training_that_is_stopped_at_its_end_says_what_is_left(folder, stop, monkeypatch):
     monkeypatch.setattr(outcomes, "evaluate", stopping(outcomes.evaluate, stop))
     shown = run(folder, "train", "asked_at_end", code=130)[1]
@@ -411,6 +415,7 @@ def test_more_patience_continues_a_training_that_stopped_early(stopped):
     assert "(step 1) for 4 evaluations" in shown
 
 
+@pytest.mark.thorough("2")
 @pytest.mark.parametrize("named", ["2", "{out}/model.ckpt-2", "{out}/model.ckpt-2.index"])
 def test_a_checkpoint_is_evaluated_by_its_name(trained, named):
     options = ["--json", "--checkpoint", named.format(out=trained / "trained")]
@@ -498,6 +503,7 @@ def test_a_hook_that_ends_a_training_is_told_from_an_input_that_does(folder):
     assert json.loads((folder / "enough/metrics.json").read_text())["ended_by"] == "input"
 
 
+@pytest.mark.thorough
 def test_a_training_ends_in_time_and_goes_on_from_there(folder):
     timed = ("train.max_time=0.000001", "train.steps=9", "export.exporters=[{kind: latest}]")
     for step in (1, 2):  # the step that is begun is made
@@ -529,6 +535,7 @@ def test_a_scheduled_learning_rate_is_in_the_event_files(folder):
     )
 
 
+@pytest.mark.thorough
 def test_the_last_loss_is_in_the_event_files(folder):
     for out, steps in (("each", 1), ("rare", 100)):
         run(folder, "train", out, f"train.save_summary_steps={steps}", "eval=null")
@@ -566,6 +573,7 @@ def test_mixed_precision_gives_two_towers_what_it_gives_one(folder):
     np.testing.assert_allclose(two, full, atol=3 * 0.1 * 2**-7)
 
 
+@pytest.mark.thorough
 def test_a_loss_scale_leaves_two_towers_exact(folder, monkeypatch):
     # On GPUs computing is in float16, with a loss scale: a power of two, which rounds nothing.
     monkeypatch.setattr(optimizers, "kind_for", lambda names: optimizers.FLOAT16)

@@ -64,6 +64,7 @@ def test_exact_towers_are_exit_code_0_and_a_table(folder, capsys):
     assert "verify 9/9" in shown.err
 
 
+@pytest.mark.thorough
 def test_a_difference_is_exit_code_1_and_named(folder, capsys):
     assert run(folder, "--quiet", *CALL, "--set", "params.extra=0.5") == 1
     shown = capsys.readouterr()
@@ -82,6 +83,7 @@ def test_a_split_graph_is_one_devices(folder, capsys):
     assert {row["verdict"] for row in found["rows"]} <= {"equal", "not compared"}
 
 
+@pytest.mark.thorough("0.5-*")
 @pytest.mark.parametrize(("extra", "code"), [(0.0, 0), (0.5, 1)])
 def test_machines_get_json(folder, capsys, extra, code):
     assert run(folder, "--json", "--quiet", *CALL, "--set", f"params.extra={extra}") == code

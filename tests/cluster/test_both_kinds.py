@@ -262,6 +262,7 @@ def test_rates_of_optimizers_that_assign_are_compared(kind, building, monkeypatc
     assert said.startswith("the update AssignSubVariableOp's value. ")
 
 
+@pytest.mark.thorough("more1-LAMB-split", "more0-AdamOptimizer-call")
 @pytest.mark.parametrize("building", ["split", "call"])
 @pytest.mark.parametrize("optimizer", [tf1.train.AdamOptimizer, weight_decay.LAMB])
 @pytest.mark.parametrize("more", [{"accumulate_steps": 2}, {"clip_global_norm": 0.5}])

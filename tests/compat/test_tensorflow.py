@@ -107,6 +107,7 @@ def test_the_first_use_makes_tf_keras_keras_2_and_the_import_alone_does_not(run_
     assert module.endswith(KERAS_2_MODULE)
 
 
+@pytest.mark.thorough
 @needs_keras_3
 def test_estimators_before_tensorflow_make_imports_from_tf_keras_keras_2(run_python):
     said = run_python(

@@ -51,6 +51,7 @@ def assert_values(found):
         np.testing.assert_allclose(found[key], value, err_msg=key)
 
 
+@pytest.mark.thorough("mirrored_3-*-outside", "*-mirrored_3-in_scope", "round_robin-none-*")
 @pytest.mark.parametrize("outside", [False, True], ids=["in_scope", "outside"])
 @pytest.mark.parametrize(("saving", "restoring"), PAIRS)
 def test_saver_goes_between_strategies(saving, restoring, outside, tmp_path):

@@ -131,24 +131,28 @@ def by_command_line(path, rows):
         return np.load(os.path.join(folder, "y.npy"))
 
 
+@pytest.mark.thorough("(4, 'split', 'merged')-*", "(3, 'call', 'merged')-by_version_2")
 @pytest.mark.parametrize("load", [by_version_1, by_version_2, by_command_line])
 def test_every_loader_gives_what_the_estimator_predicts(load, exported, trained):
     for size in (1, 2, 7):
         np.testing.assert_allclose(load(exported, ROWS[:size]), trained[1][:size], atol=1e-6)
 
 
+@pytest.mark.thorough("(4, 'split', 'merged')", "(3, *")
 def test_nothing_of_the_training_is_exported(exported):
     assert not {node.op for node in all_nodes(exported)} & {"ResourceApplyAdam"}
     collections = export.read(exported).meta_graphs[0].collection_def
     assert not set(collections) & {"train_op", "saved_model_train_op"}
 
 
+@pytest.mark.thorough("(4, 'split', 'merged')", "(3, *")
 def test_no_device_is_named(exported):
     assert {node.device for node in all_nodes(exported)} == {""}
     assert "device:CPU" not in holds(exported)
     assert "/cpu:" not in holds(exported)
 
 
+@pytest.mark.thorough("(4, 'split', 'merged')", "(3, *")
 def test_variables_have_their_names_on_one_device_once(exported):
     names = [name for name, _ in tf.train.list_variables(f"{exported}/variables/variables")]
     assert sorted(names) == [
@@ -178,6 +182,7 @@ def test_a_mirrored_variable_is_exported_once(building, trained, tmp_path):
     np.testing.assert_allclose(found["y"], trained[1][:7], atol=1e-6)
 
 
+@pytest.mark.thorough("mirrored", "balanced")
 @pytest.mark.parametrize("strategy", ["mirrored", "round_robin", "balanced", "one_device"])
 def test_estimators_own_export_is_merged_under_every_strategy(strategy, trained, tmp_path):
     one = made(trained[0], 3, strategy)
@@ -190,6 +195,7 @@ def test_estimators_own_export_is_merged_under_every_strategy(strategy, trained,
     np.testing.assert_allclose(found["y"], trained[1][:7], atol=1e-6)
 
 
+@pytest.mark.thorough("merged-train", "one-eval")
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("towers", export.TOWERS)
 def test_graphs_of_other_modes_are_exported(mode, towers, trained, tmp_path):
@@ -264,6 +270,7 @@ class Owned(tf1.train.Scaffold):
     """A user's scaffold."""
 
 
+@pytest.mark.thorough("True")
 @pytest.mark.parametrize("has_saver", [True, False])
 def test_a_scaffold_of_the_users_class_is_kept_and_exported(has_saver, trained, tmp_path):
     made_here = []

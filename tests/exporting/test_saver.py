@@ -175,6 +175,7 @@ SPEC = {
 }
 
 
+@pytest.mark.thorough("1", "3")
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_examples_are_parsed_and_every_signature_answers(count, trained, tmp_path):
     receiver_fn = estimator.export.build_parsing_serving_input_receiver_fn(SPEC)

@@ -165,19 +165,31 @@ QUICK_LOSSES = {
     *("perplexity of kept tokens", "sparsity", "a penalty of all weights of layers"),
     *("adversarial unit length", "two inner steps", "gradient penalty of a loop"),
     *("tf.losses collected", "a scaled penalty", *penalties.REDUCED),
-    *(name for name in CASES if name.startswith("Keras ")),
+    *("Keras none real", "Keras sum_over_batch_size unweighted"),
     *(name for name in libraries.COUNTS if "replicas" in name or "average" in name),
 }
-# What takes longest, of operations that smaller models have, too; widths of 2B, beside those of B.
+# What takes longest, of operations that smaller models have, too.
 LARGE = (
     *("lstm_static_with_lengths", "lstm_dynamic_with_lengths", "lstm_bidirectional"),
-    *("keras_lstm_masked", "beam_search", "deep_columns"),
+    *("keras_lstm_masked", "beam_search", "deep_columns", "crf", "ctc_of_dense_labels"),
+    *("recurrent_before", "recurrent_both_ways", "lstm_zero_state", "tables_of_words"),
 )
-THOROUGH = {
-    *(LOSSES.keys() - QUICK_LOSSES),
-    *LARGE,
-    *(name for name in CORPUS if name.endswith("_doubled")),
-}
+# Each is nearly like one that is quick, whose name is part of its own or stands beside it here.
+VARIANTS = (
+    *("attention_of_two_heads", "causal_attention"),  # attention
+    *("masked_in_a_branch_of_a_loop", "masked_entries_of_masked_rows"),  # masked_in_a_loop
+    *("norm_by_moments", "norm_second_order", "norm_ahead_of_the_step"),  # norm_fused_second_order
+    *("norm_fused_with_averages", "norm_of_tokens", "norm_weighted"),  # norm_layers_fused
+    *("norm_layers_2d", "norm_layers_virtual_batches", "norm_layers_renormalised"),
+    *("ragged_otherwise", "ragged_edits", "ragged_lengths"),  # ragged_softmax, sparse_edits
+    *("simclr_of_concatenated_views", "triplets_batch_hard"),  # simclr, hardest_rows
+    "products_with_lengths_of_one",  # square_reductions
+    *("several_ys_and_weights_of_theirs", "a_y_with_rows_and_weights"),  # several_ys
+    *(name for name in CORPUS if name.startswith("embeddings_of_bags_")),
+    *(name for name in CORPUS if name.endswith("_doubled")),  # widths of 2B, beside those of B
+    *(name for name in MODELS if name.endswith(", with its own optimizer")),
+)
+THOROUGH = {*(LOSSES.keys() - QUICK_LOSSES), *LARGE, *VARIANTS}
 TURNS = int(os.environ.get("LAW_TURNS", "1"))
 FEW = [setting for setting in running.SETTINGS if setting.devices < 8]
 
@@ -197,14 +209,18 @@ def in_turn(models: dict, settings: Sequence[running.Setting], turn: int = 0) ->
         yield pytest.param(model, setting, marks=marks, id=f"{name}-{setting}")
 
 
-def in_turns(models: dict) -> Iterable:
+def in_turns(models: dict, quick: Sequence[running.Setting] = FEW) -> Iterable:
     """Yields parameters: each model in one setting, or in as many as `LAW_TURNS` says.
 
     What splits a model knows neither its name nor how many devices there are: a fault that it shows
-    in one setting, some model shows in each. Quick tests have settings of few devices.
+    in one setting, some model shows in each.
+
+    Args:
+        models: The models by name.
+        quick: The settings of those that are quick; by default those of few devices.
     """
     thorough = {name: model for name, model in models.items() if name in THOROUGH}
-    yield from in_turn({name: models[name] for name in models if name not in THOROUGH}, FEW)
+    yield from in_turn({name: models[name] for name in models if name not in THOROUGH}, quick)
     yield from in_turn(thorough, running.SETTINGS, 1)
     for turn in range(1, TURNS):
         yield from in_turn(models, running.SETTINGS, 1 + turn)

@@ -64,6 +64,7 @@ def resetting(features, labels, mode):
     )
 
 
+@pytest.mark.thorough("parameter_server")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_hook_that_resets_a_variable_reads_no_batch(tmp_path, strategy):
     expected = single(resetting, tmp_path).train(input_fn, steps=1).evaluate(input_fn, 3)
@@ -90,6 +91,7 @@ class Counting(tf1.train.SessionRunHook):
         return self.begun, self.runs, self.ended
 
 
+@pytest.mark.thorough("split")
 @pytest.mark.parametrize("tower_building", ["split", "call"])
 def test_hooks_of_every_kind_run_once_per_step(tmp_path, tower_building):
     made_by_model = {key: [] for key in ("training", "chief", "evaluation", "prediction")}
@@ -121,6 +123,7 @@ def test_hooks_of_every_kind_run_once_per_step(tmp_path, tower_building):
     assert [hook.begun for hook in outside] == [1, 1, 1]
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_saving_listeners_hear_of_each_checkpoint(tmp_path, strategy):
     heard = []
@@ -133,6 +136,7 @@ def test_saving_listeners_hear_of_each_checkpoint(tmp_path, strategy):
     assert heard == [0, 3]
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_a_model_starts_from_fills_all_copies(tmp_path, strategy):
     before = single(model, tmp_path / "before").train(input_fn)
@@ -166,6 +170,7 @@ def counting(features, labels, mode):
     return model(features, labels, mode)
 
 
+@pytest.mark.thorough("*-mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("maker", ["a list", "inside", "outside"])
 def test_a_saver_restores_all_copies(tmp_path, strategy, maker):
@@ -209,6 +214,7 @@ def test_a_saver_restores_all_copies(tmp_path, strategy, maker):
     assert set(dict(tf.train.list_variables(path))) == {f"{prefix}{name}" for name in named}
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_sharded_saver_of_a_scaffold_adds_what_it_adds_on_one_device(caplog, strategy):
     def number_of_operations(devices, is_saved):
@@ -261,6 +267,7 @@ def averaging(features, labels, mode, warm):
     return estimator.EstimatorSpec(mode, loss=loss, train_op=averaged, scaffold=scaffold)
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_averages_of_weights_are_restored_in_their_place_on_every_device(tmp_path, strategy):
     cold = functools.partial(averaging, warm=None)
@@ -313,6 +320,7 @@ def metrics_written(directory):
     return found
 
 
+@pytest.mark.thorough("2")
 @pytest.mark.filterwarnings("ignore:`tf.keras.backend.set_learning_phase` is deprecated")
 @pytest.mark.filterwarnings("ignore:`Model.state_updates` will be removed")
 @pytest.mark.parametrize("devices", [1, 2])
@@ -350,6 +358,7 @@ KERAS_SESSION = {
 }
 
 
+@pytest.mark.thorough("*-2")
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("asks", KERAS_SESSION)
 def test_a_model_may_ask_for_the_session_of_keras(tmp_path, asks, devices):

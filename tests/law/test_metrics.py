@@ -38,7 +38,7 @@ STATICS = [name for name, case in CASES.items() if True in case.statics]
 DYNAMICS = [name for name, case in CASES.items() if False in case.statics]
 
 
-@pytest.mark.thorough("[01]-*")
+@pytest.mark.thorough("0-*")
 @pytest.mark.parametrize(("group", "setting"), running.in_turn(range(8), SETTINGS[:2]))
 def test_a_metric_of_any_loss_counts_once_per_batch(group, setting):
     names = (STATICS if setting.is_static else DYNAMICS)[group::8]
@@ -249,7 +249,7 @@ def test_no_metric_of_tensorflow_is_left_out():
     assert set(OF_TENSORFLOW) == {name for name in dir(M) if not name.startswith("_")}
 
 
-@pytest.mark.thorough("0-*", "every_of_keras-*")
+@pytest.mark.thorough("0-*")
 @pytest.mark.parametrize(
     ("metrics_of", "setting"), running.in_turn([every_of_tensorflow, every_of_keras], SETTINGS)
 )
@@ -257,6 +257,7 @@ def test_every_metric_is_one_devices(metrics_of, setting):
     require_exact(evaluating(metrics_of), setting)
 
 
+@pytest.mark.thorough("mirrored-*")
 @pytest.mark.parametrize("setting", SETTINGS[:2], ids=str)
 def test_metrics_that_a_training_makes_change_nothing(setting):
     def step(f, y, v):

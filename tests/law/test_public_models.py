@@ -50,7 +50,7 @@ def test_a_table_is_written_in_its_place(script):
 VERIFIED = ("bert", "inception", "simclr", "vae")
 
 
-@pytest.mark.thorough("vae")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", VERIFIED)
 def test_a_model_gives_what_one_device_gives(name):
     with exactness.quiet():

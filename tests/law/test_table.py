@@ -13,7 +13,7 @@ STRATEGIES = ["round_robin", "mirrored"]  # variables on several devices, and on
 @pytest.mark.parametrize(
     ("model", "setting"),
     [
-        *table.in_turn(table.MODELS, running.SETTINGS),
+        *table.in_turns(table.MODELS, running.SETTINGS),
         *table.in_turns(table.LOSSES),
     ],
 )

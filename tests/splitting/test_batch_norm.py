@@ -143,6 +143,7 @@ def with_slopes(y, x, sources):
     return [y, *tf.gradients(tf.reduce_sum(y * tf.sin(x)), sources)]
 
 
+@pytest.mark.thorough("v2-*-True", "v1-in_a_*-False")
 @pytest.mark.usefixtures("either_control_flow")
 @pytest.mark.parametrize("takes", [True, False])
 @pytest.mark.parametrize("model", MODELS)

@@ -164,6 +164,7 @@ def constant_in_a_branch(x, w):
 NESTED = (branch_in_branch, branch_around_a_loop, branch_in_an_open_one, constant_in_a_branch)
 
 
+@pytest.mark.thorough("v2-*", "v1-branch_in_a_loop")
 @pytest.mark.parametrize("layer", [*NESTED, branch_in_a_loop], ids=lambda layer: layer.__name__)
 def test_known_branches_train_as_on_one_device(layer):
     def make(x):

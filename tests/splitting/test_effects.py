@@ -239,6 +239,7 @@ def test_a_step_writes_a_table_that_a_branch_looks_up(is_taken, either_control_f
     require_alike(make)
 
 
+@pytest.mark.thorough("v2-False-True", "v1-True-False")
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_step_updates_what_branches_in_branches_use(outer, inner, either_control_flow):

@@ -50,10 +50,12 @@ def parted(features, labels, mode):
         return model(features, labels, mode)
 
 
+@pytest.mark.thorough
 def test_to_the_model_there_is_one_tower(tmp_path):
     require_one_device(tmp_path, of_one_tower, sgd, stepping(sgd, twice), modes=["train"])
 
 
+@pytest.mark.thorough
 def test_training_and_evaluating_in_turn(tmp_path):
     train = estimator.TrainSpec(lambda: estimators.input_fn(sizes=(7, 2) * 2), max_steps=4)
     evaluate = estimator.EvalSpec(estimators.input_fn, throttle_secs=0, start_delay_secs=0)

@@ -101,13 +101,14 @@ def model(turn, device, is_trained):
     return make
 
 
-@pytest.mark.thorough("v2-looks_up-1", "v2-loops_again-1")
+@pytest.mark.thorough("v2-loops_again-1")
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("turn", TURNS)
 def test_a_loop_reads_variables_wherever_they_are(turn, device):
     require_alike(model(turn, device, is_trained=True))
 
 
+@pytest.mark.thorough("v1-*")
 @pytest.mark.parametrize("turn", [looks_up, reads_and_loops_again])
 def test_a_loop_reads_variables_with_static_rows(turn):
     require_alike(model(turn, 1, True), is_static=True)

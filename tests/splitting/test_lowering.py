@@ -154,6 +154,7 @@ def test_lowered_functions_compute_the_same(fresh_graph, batch, model):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.thorough("nested")
 @pytest.mark.parametrize("model", [nested, scan, lstm])
 def test_graph_can_be_exported_after(fresh_graph, batch, model):
     outputs = tf.nest.flatten(model(batch))

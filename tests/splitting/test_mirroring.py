@@ -27,7 +27,16 @@ def without_copies():
     return [v.op.name for v in found if v.op.name != "global_step"]
 
 
-@pytest.mark.thorough("*-1")
+@pytest.mark.thorough(
+    "scaled-1",
+    "drawn_from_a_state-1",
+    "looked_up_in_loop-1",
+    "accumulated-1",
+    "rows_of_a_loop-1",
+    "beside_a_branch-1",
+    "read_back-1",
+    "rows_of_a_function-1",
+)
 @pytest.mark.parametrize(("name", "version"), CASES)
 def test_copies_are_alike_and_one_devices(name, version):
     step, without = copies.MODELS[name]
@@ -344,6 +353,7 @@ def written_by_a_hook(strategy, folder, num_devices, write, hook=Writing, steps=
     return [made.get_variable_value(name) for name in ("w", "scale")]
 
 
+@pytest.mark.thorough("of_collections")
 @pytest.mark.parametrize("write", [of_the_model, of_collections])
 def test_what_a_hook_makes_to_write_a_variable_writes_all_copies(write, tmp_path):
     mirrored = written_by_a_hook("mirrored", tmp_path / "mirrored", 2, write)
@@ -351,6 +361,7 @@ def test_what_a_hook_makes_to_write_a_variable_writes_all_copies(write, tmp_path
     np.testing.assert_allclose(mirrored, one, 1e-12)
 
 
+@pytest.mark.thorough("of_the_model")
 @pytest.mark.parametrize("write", [of_the_model, of_collections])
 def test_a_step_reads_all_copies_before_what_a_hook_writes_beside_it(write, tmp_path):
     written_by_a_hook("mirrored", tmp_path, 3, write, WritingBeside, steps=20)

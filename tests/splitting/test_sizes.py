@@ -139,6 +139,7 @@ def repeated_by_pieces(x, rows):
     return [tf.reduce_sum(tf.tile(x[:1], [rows // CUT + 1, 1]))]
 
 
+@pytest.mark.thorough("*-3")
 @pytest.mark.parametrize("num_devices", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_size_gives_what_one_device_gives(name, num_devices):

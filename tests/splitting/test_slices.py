@@ -97,6 +97,7 @@ def of(forward, optimizer="adam"):
     return built
 
 
+@pytest.mark.thorough("*-dynamic")
 @pytest.mark.filterwarnings("ignore:.*is deprecated")
 @pytest.mark.parametrize("setting", [SLICED, STATIC], ids=str)
 @pytest.mark.parametrize("forward", MODELS)
@@ -104,6 +105,13 @@ def test_a_model_with_slices_is_one_devices(forward, setting):
     running.require_exact(of(forward), setting, given=batches(*setting.rows))
 
 
+@pytest.mark.thorough(
+    "of_sparse_ids-adagrad",
+    "of_sparse_ids-rmsprop",
+    "of_sparse_ids-sgd",
+    "of_dense_ids-ftrl",
+    "of_dense_ids-momentum",
+)
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "adam"])
 @pytest.mark.parametrize("forward", [of_dense_ids, of_sparse_ids])
 def test_each_optimizer_updates_slices_as_the_whole(forward, optimizer):
@@ -118,6 +126,7 @@ def built(model, strategy=None, mode="train", sizes=(7,)):
     return replicated(features, labels, mode)
 
 
+@pytest.mark.thorough("of_sparse_ids-adam", "of_dense_ids-rmsprop")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("forward", [of_dense_ids, of_sparse_ids])
 def test_a_step_moves_ids_and_rows_and_never_a_table(fresh_graph, forward, optimizer):
@@ -132,6 +141,7 @@ def test_a_step_moves_ids_and_rows_and_never_a_table(fresh_graph, forward, optim
     assert bool(own) == (optimizer == "adam")  # which passes over all rows in each step
 
 
+@pytest.mark.thorough("of_sparse_ids-adam")
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 @pytest.mark.parametrize("forward", [of_dense_ids, of_sparse_ids])
 def test_no_operation_on_rows_is_whole(fresh_graph, forward, optimizer):
@@ -203,6 +213,7 @@ def values(made):
     return {name: made.get_variable_value(name) for name in made.get_variable_names()}
 
 
+@pytest.mark.thorough("sliced")
 @pytest.mark.parametrize("first", ["sliced", "one_device"])
 def test_checkpoints_interchange_with_those_of_whole_variables(tmp_path, first):
     strategies = {"sliced": sliced(), "one_device": "one_device"}
@@ -215,6 +226,7 @@ def test_checkpoints_interchange_with_those_of_whole_variables(tmp_path, first):
     exactness.compare(found, values(one), 1e-9, 1e-12)
 
 
+@pytest.mark.thorough("merged")
 @pytest.mark.parametrize("towers", ["one", "merged"])
 def test_an_export_holds_the_whole_table(tmp_path, towers):
     made = trained(tmp_path / "run", sliced(), 2)

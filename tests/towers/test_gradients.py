@@ -27,6 +27,7 @@ def by_hand(given, num_towers, reduction, scale):
     return loss, w - 0.5 * gradient
 
 
+@pytest.mark.thorough("False-7-3-*-mirrored", "True-2-4-*-round_robin")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("reduction", ["sum", "mean", None])
 @pytest.mark.parametrize(("rows", "num_towers"), [(7, 3), (2, 4), (1, 2)])
@@ -59,6 +60,7 @@ OWN = {
 }
 
 
+@pytest.mark.thorough("*-mean-mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("name", OWN)

@@ -43,7 +43,7 @@ def evaluated(chosen):
     return model
 
 
-@pytest.mark.thorough("sizes1-*")
+@pytest.mark.thorough("sizes1-mirrored")
 @pytest.mark.parametrize("strategy", models.STRATEGIES)
 @pytest.mark.parametrize("sizes", [(7, 7, 2), (1, 3, 1)])
 def test_metrics_are_of_every_row(strategy, sizes):

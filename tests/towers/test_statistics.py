@@ -45,6 +45,7 @@ def test_the_first_towers_statistics_are_the_models(strategy, model, update_ops)
     np.testing.assert_allclose(found, given[0][:3].mean(0) / 2, 1e-6)
 
 
+@pytest.mark.thorough("5-mirrored", "1-round_robin")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_statistics_are_averaged_over_rows(strategy, rows):
@@ -106,7 +107,7 @@ def synchronised(features, labels, mode):
     return exactness.spec_of(mode, tf.reduce_mean(tf.square(tf.tanh(hidden) @ w - labels)))
 
 
-@pytest.mark.thorough("2-3-*")
+@pytest.mark.thorough("2-3-mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("rows", "num_towers"), [(7, 2), (7, 3), (2, 3)])
 def test_gradients_go_through_sums_over_towers(strategy, rows, num_towers):

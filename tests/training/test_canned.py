@@ -43,7 +43,7 @@ def alone(tmp_path_factory):
     return begun, [trained(classifier(directory), steps) for steps in (MORE, LAST)]
 
 
-@pytest.mark.thorough("sum-mirrored-2")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("reduction", "strategy", "devices"),
     [

@@ -113,7 +113,7 @@ def every_optimizer_model_fn(features, labels, mode):
     return estimator.EstimatorSpec(mode, loss=tf.add_n(losses), train_op=tf.group(train_ops))
 
 
-@pytest.mark.thorough("split-3-mirrored")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("building", "devices", "strategy"), CASES)
 def test_every_variable_takes_the_steps_of_one_device(building, devices, strategy):
     # Beta powers, counters of steps, loss scales and variables without gradient are compared too.

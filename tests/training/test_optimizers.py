@@ -32,6 +32,7 @@ class Stateless(tf1.train.GradientDescentOptimizer):
         return tf.group(*updates, global_step.assign_add(1), name=name)
 
 
+@pytest.mark.thorough("*-mirrored")
 @pytest.mark.filterwarnings("ignore:Converting sparse IndexedSlices")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("wrap", [lambda made: made, replicate.TowerOptimizer])
@@ -81,6 +82,7 @@ class Announcing(tf1.train.GradientDescentOptimizer):
             return tf.constant(1.0, name="applied")
 
 
+@pytest.mark.thorough("split-2-mirrored", "call-2-round_robin")
 @pytest.mark.parametrize(
     ("building", "devices", "strategy"),
     [
@@ -133,6 +135,7 @@ def test_one_row_that_overflows_skips_the_step(strategy, devices):
     assert found.variables[-1]["global_step:0"] == 3
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_loss_scale_with_devices_without_rows(strategy):
     model = models.trains_with(step_of(scaled))
@@ -203,6 +206,9 @@ KINDS = {
 }
 
 
+@pytest.mark.thorough(
+    "unchanged-split-mirrored", "wrapped-call-mirrored", "optimizer_fn-split-round_robin"
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore:To construct input pipelines")
 @pytest.mark.parametrize(
@@ -241,7 +247,7 @@ def waits_on_one_device(tmp_path_factory):
     return weights_after_three_waits(model, tmp_path_factory.mktemp("waits"))
 
 
-@pytest.mark.thorough("True-2-mirrored")
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     ("is_inside", "devices", "strategy"),
@@ -289,6 +295,7 @@ def is_first():
     return replicate.get_tower_context().tower_id == 0
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_slots_are_at_hand_in_every_tower(strategy):
     seen = []

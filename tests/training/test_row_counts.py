@@ -29,6 +29,7 @@ def input_of(x, beside):
     return input_fn
 
 
+@pytest.mark.thorough("predict-call", "evaluate-split", "train-split")
 @pytest.mark.parametrize("tower_building", ["split", "call"])
 @pytest.mark.parametrize("mode", ["train", "evaluate", "predict"])
 def test_one_row_beside_a_batch_of_others_is_told_in_one_line(tower_building, mode, tmp_path):

@@ -200,6 +200,7 @@ def test_embedding_has_no_dense_gradient(strategy, building, options):
     assert not dense
 
 
+@pytest.mark.thorough
 def test_accumulated_rows_of_one_index_are_kept_once():
     with tf.Graph().as_default() as graph, tf1.Session() as session:
         tf1.train.create_global_step()

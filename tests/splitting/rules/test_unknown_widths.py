@@ -207,6 +207,7 @@ def batch(rows, v, w):
     return tuple(alike.padded(numbers.uniform(-1, 1, shape)) for shape in shapes)
 
 
+@pytest.mark.thorough("*-dynamic", "flattened-static", "cuts-static", "pairs_of_rows-static")
 @pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_width_gives_what_one_device_gives(name, is_static):
