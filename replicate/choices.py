@@ -7,7 +7,7 @@ parameter servers: these then keep what the parameter devices of the machine wou
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicate import devices as device_names
@@ -15,9 +15,21 @@ from replicate import errors, types
 from replicate.compat import keras
 from replicate.compat.tensorflow import tf
 from replicate.strategy import base, context, default
-from replicate.strategy.policies import one_device, parameter_server
+from replicate.strategy.policies import mirrored, multi_worker, one_device, parameter_server
 from replicate.towers import building
 from replicate.training import model, optimizer, step, tower_optimizer
+
+_ONE_COPY = parameter_server.LocalParameterServerStrategy
+
+NAMED: Mapping[str, Callable[[Sequence[str]], base.DistributionStrategy]] = {
+    "parameter_server": _ONE_COPY,
+    "round_robin": functools.partial(_ONE_COPY, placement="round_robin"),
+    "balanced": functools.partial(_ONE_COPY, placement="balanced"),
+    "mirrored": mirrored.MirroredStrategy,
+    "one_device": lambda devices: one_device.OneDeviceStrategy(devices[0]),
+    "multi_worker": multi_worker.MultiWorkerStrategy,
+}
+"""Of each name that `replicate_model_fn` takes what makes the strategy, given its devices."""
 
 
 @dataclasses.dataclass
@@ -65,7 +77,7 @@ class Choices:
         self.tower_building = self.tower_building or ("call" if has_towers else "split")
         self._refuse_mixed()
         if isinstance(self.strategy, str):
-            _require_one_of("strategy", self.strategy, tuple(base.NAMED))
+            _require_one_of("strategy", self.strategy, tuple(NAMED))
         with contextlib.suppress(errors.DeviceError):  # refused where the model is built
             device_names.resolve(self.devices, warn_of_missing=False)  # servers may start before
 
@@ -127,7 +139,7 @@ class Choices:
     def _over_processes(self) -> base.DistributionStrategy:
         """The strategy that has a server of its own, and so is made once."""
         devices = device_names.resolve(self.devices)
-        return base.NAMED["multi_worker"].named("multi_worker", devices)
+        return multi_worker.MultiWorkerStrategy(devices)
 
     def told(self) -> list[str]:
         """Returns in words what workers must have been told alike."""
@@ -172,8 +184,7 @@ def strategy_of(
             )
     elif strategy is not None and not isinstance(strategy, str):
         raise ValueError(
-            f"strategy is a DistributionStrategy or one of {', '.join(base.NAMED)}; got "
-            f"{strategy!r}."
+            f"strategy is a DistributionStrategy or one of {', '.join(NAMED)}; got {strategy!r}."
         )
     has_servers = mode == types.TRAIN and bool(getattr(config, "num_ps_replicas", 0))
     if has_servers and not isinstance(strategy, parameter_server.ParameterServerStrategy):
@@ -183,8 +194,7 @@ def strategy_of(
     workers = device_names.resolve(devices)
     if len(workers) == 1 and strategy != "multi_worker":
         return one_device.OneDeviceStrategy(workers[0])
-    name = strategy or "parameter_server"
-    return base.NAMED[name].named(name, workers)
+    return NAMED[strategy or "parameter_server"](workers)
 
 
 def _on_servers(

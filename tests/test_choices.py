@@ -9,7 +9,6 @@ import replicate
 from replicate import choices, errors, estimator
 from replicate.app.config import catalog
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import base
 
 SERVERS = ["p:1", "q:2"]
 
@@ -151,13 +150,4 @@ def test_a_session_waits_for_no_other_worker(config_of):
 
 
 def test_configs_know_each_strategy_that_has_a_name():
-    assert set(get_args(catalog.Strategy)) == set(base.NAMED)
-
-
-def test_a_strategy_of_ones_own_registers_its_names(monkeypatch):
-    monkeypatch.setattr(base, "NAMED", dict(base.NAMED))
-
-    class Mine(replicate.MirroredStrategy, names=("mine",)):
-        pass
-
-    assert isinstance(choices.strategy_of("mine", 2, "train", None), Mine)
+    assert set(get_args(catalog.Strategy)) == set(choices.NAMED)

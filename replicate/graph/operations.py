@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from replicate import types
-from replicate.compat.tensorflow import tf, tf1
+from replicate.compat.tensorflow import tf
 
 # What reads a resource variable, and how what changes one begins.
 READS = frozenset(
@@ -33,8 +33,6 @@ _BODIES = {
     "StatelessWhile": ("body", 0),
     "While": ("body", 0),
 }
-
-_COLOCATION = "loc:@"
 
 
 # Before and behind.
@@ -232,29 +230,5 @@ def made_by(handle: tf.Tensor) -> tf.Operation | None:
 
 def colocated_with(op: tf.Operation) -> list[str]:
     """Returns the names of the operations beside which an operation was put, its own left out."""
-    names = (group.decode().removeprefix(_COLOCATION) for group in op.colocation_groups())
+    names = (group.decode().removeprefix("loc:@") for group in op.colocation_groups())
     return [name for name in dict.fromkeys(names) if name != op.name]
-
-
-def rename_colocated(node: tf1.NodeDef, renamed: Callable[[str], str | None]) -> None:
-    """Changes beside which operations one was put, in its definition.
-
-    Args:
-        node: A NodeDef, changed in place.
-        renamed: Takes the name of an operation; returns what stands for it, or None.
-    """
-    if "_class" not in node.attr:
-        return
-    listed = node.attr["_class"].list.s
-    left = []
-    for item in listed:
-        text = item.decode()
-        if text.startswith(_COLOCATION):
-            name = renamed(text.removeprefix(_COLOCATION))
-            item = f"{_COLOCATION}{name}".encode() if name else b""
-        if item and item not in left:
-            left.append(item)
-    if left:
-        listed[:] = left
-    else:
-        del node.attr["_class"]

@@ -8,7 +8,7 @@ device, parameter server, mirrored) overrides the hooks only.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from replicate import devices as device_names
 from replicate import types
@@ -23,9 +23,6 @@ from replicate.strategy.towers import functions, lockstep, sharing
 from replicate.strategy.towers import tower as towers
 from replicate.strategy.variables import creation, values, variables
 
-NAMED: dict[str, type["DistributionStrategy"]] = {}
-"""Strategies by the names that `replicate_model_fn` takes."""
-
 
 class DistributionStrategy(verbs.Verbs):
     """Runs a function once per tower, and keeps the towers' variables one model.
@@ -36,22 +33,15 @@ class DistributionStrategy(verbs.Verbs):
         member: This process among the tasks of a cluster.
 
     Attributes:
-        names: The names that mean the class, `class Mine(DistributionStrategy, names=["mine"])`.
         keeps_copies: Whether each variable has a copy on each device, as in a graph that is split.
         slice_bytes: Of how many bytes a variable may be that a split graph does not cut into
             slices, one on each parameter device; None: of any number.
     """
 
-    names: ClassVar[tuple[str, ...]] = ()
     is_default = False
     is_between_graph = False
     keeps_copies = False
     slice_bytes: int | None = None
-
-    def __init_subclass__(cls, names: Sequence[str] = (), **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        cls.names = tuple(names)
-        NAMED.update(dict.fromkeys(names, cls))
 
     def __init__(
         self,
@@ -63,17 +53,6 @@ class DistributionStrategy(verbs.Verbs):
         self._parameter_devices = tuple(parameter_devices or worker_devices)
         self._functions = functions.Functions()
         super().__init__(worker_devices)
-
-    @classmethod
-    def named(cls, name: str, devices: Sequence[str]) -> "DistributionStrategy":
-        """Makes the strategy that a name means.
-
-        Args:
-            name: One of `names`.
-            devices: The canonical devices of the towers.
-        """
-        del name
-        return cls(devices)
 
     # Who takes part.
 

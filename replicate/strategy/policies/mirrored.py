@@ -9,7 +9,7 @@ from replicate.graph import all_reduce
 from replicate.strategy import base, cross_device
 
 
-class MirroredStrategy(base.DistributionStrategy, names=("mirrored",)):
+class MirroredStrategy(base.DistributionStrategy):
     """Keeps a copy of each variable with each tower, and updates all copies alike.
 
     Args:

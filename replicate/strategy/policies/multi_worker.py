@@ -16,7 +16,7 @@ from replicate.strategy.variables import variables
 _HINTS = ("auto", "ring", "nccl")
 
 
-class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
+class MultiWorkerStrategy(base.DistributionStrategy):
     """Keeps a copy of each variable with each tower of each worker, and updates all alike.
 
     Each worker is a process with K towers of its own. What towers bring is joined in the

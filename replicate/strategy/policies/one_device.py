@@ -1,12 +1,10 @@
 """`OneDeviceStrategy`: one tower on one device."""
 
-from collections.abc import Sequence
-
 from replicate import devices
 from replicate.strategy import base
 
 
-class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
+class OneDeviceStrategy(base.DistributionStrategy):
     """Runs one tower on one device, with its variables there as well.
 
     Nothing is split, reduced or copied. The tower runs in the caller's thread.
@@ -18,9 +16,3 @@ class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
     def __init__(self, device: str):
         place = devices.resolve([device])
         super().__init__(place, place)
-
-    @classmethod
-    def named(cls, name: str, devices: Sequence[str]) -> "OneDeviceStrategy":
-        """See base class."""
-        del name
-        return cls(devices[0])

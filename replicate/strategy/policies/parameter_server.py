@@ -93,7 +93,7 @@ class _OneCopyStrategy(base.DistributionStrategy):
         return (self._choose(shape, getattr(value, "dtype", None) if dtype is None else dtype),)
 
 
-class LocalParameterServerStrategy(_OneCopyStrategy, names=("parameter_server", *_SPREAD)):
+class LocalParameterServerStrategy(_OneCopyStrategy):
     """Keeps one copy of each variable, and updates it once.
 
     Args:
@@ -124,11 +124,6 @@ class LocalParameterServerStrategy(_OneCopyStrategy, names=("parameter_server", 
         workers = device_names.resolve(devices)
         parameters = _parameter_devices(workers, parameter_device, placement)
         super().__init__(workers, parameters, placement, slice_bytes)
-
-    @classmethod
-    def named(cls, name: str, devices: Sequence[str]) -> "LocalParameterServerStrategy":
-        """See base class."""
-        return cls(devices, placement=name if name in _SPREAD else "single")
 
 
 class ParameterServerStrategy(_OneCopyStrategy):
@@ -207,7 +202,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
         Returns:
             The strategy; None: that needs a copy of each variable with each worker.
         """
-        if name not in (None, "one_device", *LocalParameterServerStrategy.names):
+        if name not in (None, "one_device", "parameter_server", *_SPREAD):
             return None
         placement = name if name in _SPREAD else "round_robin"
         devices = devices[:1] if name == "one_device" else devices
