@@ -5,8 +5,7 @@ A manifest names things, and says in a line what each of them is.
 
 import json
 import platform
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -21,10 +20,6 @@ Manifest: TypeAlias = Mapping[str, str]
 
 _CPU = "/device:CPU:0"
 _SERVER = "/job:ps"  # of devices that all tasks share
-_OWN = re.compile(r"replicate_(?!split(_\d+)?/rows)")  # what is added for towers and workers
-_UPDATES = ("Apply", "Assign", "ResourceApply", "ResourceSparseApply", "SparseApply")
-_GRADIENTS = frozenset(("gradients", "gradient_tape"))  # the scopes of gradients
-_SMALL = 16  # as many boundaries as a schedule may have
 
 
 def of(given: Manifest, workers: collectives.Workers = collectives.ALONE) -> dict[str, str]:
@@ -46,7 +41,6 @@ def of(given: Manifest, workers: collectives.Workers = collectives.ALONE) -> dic
         place = f" on {first.device}" if _SERVER in first.device else ""
         kind = f"{first.shape} {first.dtype.base_dtype.name}"
         found[f"the variable {first.op.name}"] = f"{first.op.name} {kind}{place}"
-    found.update(_of_updates())
     if isinstance(workers, collectives.CollectiveWorkers):
         ordered = {"variables": [first.op.name for first in firsts], "joins": workers.told}
         for kind, lines in ordered.items():
@@ -57,57 +51,6 @@ def of(given: Manifest, workers: collectives.Workers = collectives.ALONE) -> dic
 def of_config(values: Mapping[str, object]) -> Manifest:
     """Returns what the keys of a config are, in words."""
     return {f"the config's {name}": str(value) for name, value in values.items()}
-
-
-def _of_updates() -> dict[str, str]:
-    """Returns the numbers and options that variables are updated with, such as a learning rate.
-
-    They are what updates are made from, gradients left out: a loss may have constants that each
-    task has for itself, as the size of its batches.
-    """
-    arguments: dict[str, list[tf.Tensor]] = {}
-    found: dict[str, set[str]] = {}
-    for op in _updates():
-        for argument, tensor in zip(op.op_def.input_arg, op.inputs, strict=False):
-            if tensor.dtype.is_floating:
-                arguments.setdefault(f"{op.type}'s {argument.name}", []).append(tensor)
-        for option in op.op_def.attr:
-            if option.type == "bool":
-                name = f"{op.type}'s {option.name}"
-                found.setdefault(name, set()).add(str(op.get_attr(option.name)))
-    found.update((name, _numbers(tensors)) for name, tensors in arguments.items())
-    return {f"the update {name}": " ".join(sorted(texts)) for name, texts in found.items() if texts}
-
-
-def _updates() -> list[tf.Operation]:
-    """Returns what writes trainable variables, and slots, which have their names before their own.
-
-    What gives a variable its first value is left out.
-    """
-    copies = [copy for each in tf1.global_variables() for copy in operations.copies_of(each)]
-    weights = [copy for each in tf1.trainable_variables() for copy in operations.copies_of(each)]
-    first, names = {copy.initializer for copy in copies}, {copy.op.name for copy in weights}
-    found = []
-    for op in tf1.get_default_graph().get_operations():
-        if op.type.startswith(_UPDATES) and op.inputs and op not in first:
-            parts = (operations.variable_of(op) or op.inputs[0].op).name.split("/")
-            if any("/".join(parts[: n + 1]) in names for n in range(len(parts))):
-                found.append(op)
-    return found
-
-
-def _numbers(tensors: Sequence[tf.Tensor]) -> set[str]:
-    """Returns the small constants that tensors are made from, in functions as well, but zeros."""
-    found = set()
-    behind = operations.made_from(tensors, lambda op: _GRADIENTS.isdisjoint(op.name.split("/")))
-    for op in operations.with_called(behind):
-        if op.type == "Const" and not _OWN.match(op.name):
-            value = tf.get_static_value(op.outputs[0])
-            rank = 1 if np.issubdtype(value.dtype, np.inexact) else 0  # others are shapes
-            is_small = np.ndim(value) <= rank and np.size(value) <= _SMALL
-            if is_small and np.issubdtype(value.dtype, np.number) and np.any(value):
-                found.add(str(value))
-    return found
 
 
 def require_alike(found: Mapping[str, Manifest]) -> None:
