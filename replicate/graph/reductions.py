@@ -107,13 +107,6 @@ def divide_onto(value: types.Gradient, number: int, device: str | None) -> types
         return value // number if value.dtype.is_integer else value / number
 
 
-def divided_copies(
-    copies: Sequence[types.Gradient], number: int, places: Sequence[str]
-) -> list[types.Gradient]:
-    """Divides copies of a value, each on its own place; see `divide_onto`."""
-    return [divide_onto(copy, number, place) for copy, place in zip(copies, places, strict=True)]
-
-
 def as_dtype(number: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns a number as a tensor, all of whose digits count even in float64.
 

@@ -1,7 +1,7 @@
-"""How values are reduced over towers to several devices at once.
+"""How values are summed over towers to several devices at once.
 
 Each way takes N columns of K tensors, one per worker device, and gives each column's
-aggregate on each of its destinations. Small tensors may share a transfer
+sum on each of its destinations. Small tensors may share a transfer
 (`pack_bytes`), and floating tensors may travel in fewer bits (`transfer_dtype`).
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from replicate import devices as device_names
 from replicate import errors, types
 from replicate.compat.tensorflow import tf
-from replicate.graph import all_reduce, packing, reductions
+from replicate.graph import all_reduce, packing
 
 _TRANSFER_DTYPES = (None, tf.float16, tf.bfloat16)
 
@@ -47,18 +47,16 @@ class CrossDeviceOps:
     def require(self, devices: Sequence[str]) -> None:
         """Refuses devices that this way cannot serve."""
 
-    def batch_reduce(
+    def batch_sum(
         self,
-        aggregation: tf.VariableAggregation,
         columns: Sequence[Sequence[types.Gradient]],
         places: Sequence[Sequence[str]],
         workers: Sequence[str],
         has_rows: all_reduce.HasRows | None = None,
     ) -> list[list[types.Gradient]]:
-        """Reduces N columns.
+        """Sums N columns.
 
         Args:
-            aggregation: `tf.VariableAggregation.SUM` or `.MEAN`.
             columns: N lists of K tensors or IndexedSlices.
             places: N tuples of destination devices.
             workers: The K worker devices.
@@ -90,9 +88,6 @@ class CrossDeviceOps:
         others, targets = [columns[n] for n in alone], [places[n] for n in alone]
         reduced = all_reduce.batch_sum_onto(others, workers, targets, has_rows)
         copies.update(zip(alone, reduced, strict=True))
-        if aggregation == tf.VariableAggregation.MEAN:
-            for n, (parts, place) in enumerate(zip(columns, places, strict=True)):
-                copies[n] = reductions.divided_copies(copies[n], len(parts), place)
         return [copies[n] for n in range(len(columns))]
 
     def __repr__(self) -> str:

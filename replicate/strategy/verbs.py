@@ -151,9 +151,12 @@ class Verbs(tf.distribute.Strategy):
             positions.append(i)
         if columns:
             has_rows = None if is_mean or share is None else share.parts.has_rows
-            reduced = self._batch_reduce(aggregation, columns, places, has_rows)
-            for i, copies, place in zip(positions, reduced, places, strict=True):
-                results[i] = self._mirrored(copies, place)
+            summed = self._batch_sum(columns, places, has_rows)
+            for i, column, copies, place in zip(positions, columns, summed, places, strict=True):
+                number = self.workers.size * len(column) if is_mean else 1
+                pairs = zip(copies, place, strict=True)
+                means = [reductions.divide_onto(copy, number, device) for copy, device in pairs]
+                results[i] = self._mirrored(means, place)
         return results
 
     def _parts(self, value: types.Nest) -> list[types.Gradient] | None:
@@ -185,30 +188,22 @@ class Verbs(tf.distribute.Strategy):
         """Returns where a reduced value goes when nobody says."""
         return self.destinations_of(value)
 
-    def _batch_reduce(
+    def _batch_sum(
         self,
-        aggregation: tf.VariableAggregation,
         columns: Sequence[Sequence[types.Gradient]],
         places: Sequence[Sequence[str]],
         has_rows: all_reduce.HasRows | None = None,
     ) -> list[list[types.Gradient]]:
-        """Reduces N columns of K tensors; returns N lists of copies, one per place.
+        """Sums N columns of K tensors; returns N lists of copies, one per place.
 
         Args:
-            aggregation: `tf.VariableAggregation.SUM` or `.MEAN`.
             columns: N lists of K tensors or IndexedSlices.
             places: N tuples of devices.
             has_rows: K bools, or bool tensors of shape []: what counts in a sum; None: all.
         """
         workers = self.workers
         totals = None if workers.is_alone else _staying(workers.totals)
-        devices = self._worker_devices
-        reduced = all_reduce.batch_sum_onto(columns, devices, places, has_rows, totals)
-        if aggregation == variables.MEAN:
-            for copies, parts, place in zip(reduced, columns, places, strict=True):
-                number = workers.size * len(parts)
-                copies[:] = reductions.divided_copies(copies, number, place)
-        return reduced
+        return all_reduce.batch_sum_onto(columns, self._worker_devices, places, has_rows, totals)
 
     @staticmethod
     def _mirrored(copies: Sequence[types.Gradient], places: Sequence[str]) -> types.Nest:

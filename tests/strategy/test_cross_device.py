@@ -6,7 +6,6 @@ from replicate import strategy as core
 from replicate.compat.tensorflow import tf
 
 TWO = ("/device:CPU:0", "/device:CPU:1")
-SUM = tf.VariableAggregation.SUM
 
 
 class Counting(core.ReductionToOneDevice):
@@ -22,7 +21,7 @@ def test_an_algorithm_sums_what_is_dense_and_goes_to_all_devices(fresh_graph):
     slices = [tf.IndexedSlices(tf.ones([1]), tf.constant([i]), tf.constant([2])) for i in (0, 1)]
     counting = Counting()
     columns, places = [dense, slices, dense, dense], [TWO, TWO, TWO, TWO[:1]]
-    found = counting.batch_reduce(SUM, columns, places, TWO)
+    found = counting.batch_sum(columns, places, TWO)
     assert counting.summed == [2, 2]  # the first and the third column of each device
     assert [len(copies) for copies in found] == [2, 2, 2, 1]
     assert isinstance(found[1][0], tf.IndexedSlices)
@@ -33,4 +32,4 @@ def test_an_algorithm_sums_what_is_dense_and_goes_to_all_devices(fresh_graph):
 )
 def test_no_algorithm_sums_bools(fresh_graph, ops):
     with pytest.raises(TypeError, match="bool tensors have no sum"):
-        ops.batch_reduce(SUM, [[tf.constant([True])] * 2], [TWO], TWO)
+        ops.batch_sum([[tf.constant([True])] * 2], [TWO], TWO)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from replicate import devices as device_names
 from replicate import types
-from replicate.compat.tensorflow import tf
 from replicate.graph import all_reduce
 from replicate.strategy import base, cross_device
 
@@ -30,14 +29,10 @@ class MirroredStrategy(base.DistributionStrategy):
         self._cross_device_ops = cross_device_ops or cross_device.best_for(workers)
         self._cross_device_ops.require(workers)
 
-    def _batch_reduce(
+    def _batch_sum(
         self,
-        aggregation: tf.VariableAggregation,
         columns: Sequence[Sequence[types.Gradient]],
         places: Sequence[Sequence[str]],
         has_rows: all_reduce.HasRows | None = None,
     ) -> list[list[types.Gradient]]:
-        counted = {} if has_rows is None else {"has_rows": has_rows}
-        return self._cross_device_ops.batch_reduce(
-            aggregation, columns, places, self._worker_devices, **counted
-        )
+        return self._cross_device_ops.batch_sum(columns, places, self._worker_devices, has_rows)

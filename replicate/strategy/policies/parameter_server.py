@@ -254,9 +254,8 @@ class ParameterServerStrategy(_OneCopyStrategy):
         """See base class."""
         return (self._home,) if self.is_in_cluster else super().sum_places(destination)
 
-    def _batch_reduce(
+    def _batch_sum(
         self,
-        aggregation: tf.VariableAggregation,
         columns: Sequence[Sequence[types.Gradient]],
         places: Sequence[Sequence[str]],
         has_rows: all_reduce.HasRows | None = None,
@@ -264,7 +263,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
         if self.is_in_cluster:
             own = {self._home, *self._worker_devices}
             places = [[each if each in own else self._home for each in place] for place in places]
-        return super()._batch_reduce(aggregation, columns, places, has_rows)
+        return super()._batch_sum(columns, places, has_rows)
 
     def _reduce_plain(
         self, aggregation: tf.VariableAggregation, value: types.Nest, destination: types.Nest
