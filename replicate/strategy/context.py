@@ -8,7 +8,7 @@ averages and metrics which ask `tf.distribute` find this strategy.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from replicate import types
@@ -171,6 +171,8 @@ class Mode(NamedTuple):
         update_device: The device of the running `update`, or None outside of one.
         share: The towers' parts of the batch, or None where no batch was split.
         is_tensorflows: Whether towers meet because code of TensorFlow's kind asked for it.
+        copies: Where an optimizer runs once, and all towers are one replica to `tf.distribute`: its
+            gradients that have copies on several devices, by the ids of the first copies.
     """
 
     strategy: Strategy
@@ -178,6 +180,7 @@ class Mode(NamedTuple):
     update_device: str | None = None
     share: Share | None = None
     is_tensorflows: bool = False
+    copies: Mapping[int, types.Nest] | None = None
 
 
 class _Stack(threading.local):

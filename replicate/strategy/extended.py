@@ -1,6 +1,10 @@
 """`strategy.extended`: how `tf.distribute`, and code of its later releases, spell the core.
 
 Each name says in the words of `tf.distribute` what a verb of `DistributionStrategy` does.
+
+An optimizer's own code must run once, whatever it does around its update: a check that all
+gradients are finite, a queue, a clip of its own. So it runs across towers once gradients are
+reduced (`as_one_replica`), and sees a single replica, whose updates reach every copy.
 """
 
 import operator
@@ -24,11 +28,10 @@ class Extended(tf1.distribute.StrategyExtended):
 
     Args:
         strategy: The `DistributionStrategy` that does the work.
-        container: The strategy of `tf.distribute` that this belongs to, if it is another one.
     """
 
-    def __init__(self, strategy: context.Strategy, container: tf.distribute.Strategy | None = None):
-        super().__init__(container or strategy)
+    def __init__(self, strategy: context.Strategy):
+        super().__init__(strategy)
         self._strategy = strategy
 
     worker_devices = _asked("worker_devices")
@@ -41,7 +44,6 @@ class Extended(tf1.distribute.StrategyExtended):
     experimental_should_init = _asked("is_chief")
     should_checkpoint = _asked("is_chief")
     should_save_summary = _asked("is_chief")
-    _num_replicas_in_sync = _asked("all_towers")
 
     def reduce_to(
         self,
@@ -66,9 +68,21 @@ class Extended(tf1.distribute.StrategyExtended):
         del options
         aggregation = reductions.aggregation_of(reduce_op)
         pairs = list(value_destination_pairs)
+        if _is_one_replica():
+            return [self._everywhere(value, variable) for value, variable in pairs]
         if aggregation == tf.VariableAggregation.MEAN:
             return [self._strategy.mean_by_rows(*pair) for pair in pairs]
         return self._strategy.batch_reduce(aggregation, pairs)
+
+    def _everywhere(self, value: types.Nest, destination: types.Nest) -> types.Nest:
+        """Returns a reduced value on each device of a destination."""
+        # NOTE: an optimizer is shown the first copy; where it gives that back as it is, the
+        # other copies are at hand, and nothing is sent again.
+        value = (context.required().copies or {}).get(id(value), value)
+        is_there = len(self._strategy.destinations_of(destination)) == 1
+        if is_there or isinstance(value, values.DistributedValues):
+            return value
+        return self._strategy.broadcast(value, destination)
 
     def update(
         self,
@@ -154,15 +168,24 @@ class Extended(tf1.distribute.StrategyExtended):
         args: Sequence[types.Nest] = (),
         kwargs: types.Arguments | None = None,
     ) -> types.Nest:
-        """See `DistributionStrategy.call_for_each_tower`."""
+        """See `DistributionStrategy.call_for_each_tower`; as one replica, runs `fn` once."""
+        if _is_one_replica():
+            with tf.distribute.ReplicaContext(self._strategy, 0):
+                given = tuple(args), dict(kwargs or {})
+                args, kwargs = (values.select_tower(0, nest) for nest in given)
+                return fn(*args, **kwargs)
         return self._strategy.call_for_each_tower(fn, *args, **(kwargs or {}))
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return 1 if _is_one_replica() else self._strategy.all_towers
 
     @property
     def _global_batch_size(self) -> bool:
         return True
 
     def _local_results(self, val: types.Nest) -> tuple[types.Nest, ...]:
-        return tuple(self._strategy.unwrap(val))
+        return (val,) if _is_one_replica() else tuple(self._strategy.unwrap(val))
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
         return replica_id_in_sync_group
@@ -171,6 +194,8 @@ class Extended(tf1.distribute.StrategyExtended):
         return self._strategy.is_between_graph
 
     def _reduce(self, reduce_op: types.NamedReduction, value: types.Nest) -> types.Nest:
+        if _is_one_replica():
+            return value
         return self._strategy.unwrap(self._strategy.reduce(reduce_op, value))[0]
 
     def _gather_to_implementation(
@@ -178,6 +203,31 @@ class Extended(tf1.distribute.StrategyExtended):
     ) -> types.Nest:
         del options
         return self._strategy.gather(value, axis, destinations)
+
+
+def as_one_replica(
+    strategy: context.Strategy, apply: types.Function, pairs: context.Pairs, *args: types.Nest
+) -> types.Nest:
+    """Runs an optimizer's update across towers, with all towers as one replica.
+
+    Args:
+        strategy: The `DistributionStrategy`.
+        apply: Called as `apply(strategy, pairs, *args)`.
+        pairs: N pairs of a reduced gradient and its variable.
+        *args: Given on.
+    """
+    copies = {
+        id(gradient.values[0]): gradient
+        for gradient, _ in pairs
+        if isinstance(gradient, values.DistributedValues)
+    }
+    with context.across(context.required()._replace(copies=copies)):
+        return apply(strategy, list(pairs), *args)
+
+
+def _is_one_replica() -> bool:
+    mode = context.current()
+    return mode is not None and mode.copies is not None
 
 
 def _has_value(value: object) -> bool:

@@ -15,9 +15,9 @@ from typing import TypeAlias
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations, reductions
-from replicate.strategy import base, context, conversion, default
+from replicate.strategy import base, context, conversion, default, extended
 from replicate.strategy.variables import values, variables
-from replicate.training import accumulation, merged
+from replicate.training import accumulation
 
 Update: TypeAlias = Callable[[context.Pairs, tf.Variable | None], tf.Operation]
 """Updates by pairs of a reduced gradient and its variable; advances the global step, if given."""
@@ -165,8 +165,8 @@ class GradientStep:
             given = {key: value for key, value in given.items() if value is not None}
             return optimizer.apply_gradients(pairs, **given, **others)
 
-        def apply_once(whole: merged.MergedStrategy, *args: types.Nest) -> tf.Operation:
-            return whole.extended.call_for_each_replica(apply, (*args, others))
+        def apply_once(strategy: context.Strategy, *args: types.Nest) -> tf.Operation:
+            return strategy.extended.call_for_each_replica(apply, (*args, others))
 
         if self._is_one_devices:
             return apply(brought.pairs, global_step, name, others)
@@ -194,7 +194,7 @@ class GradientStep:
             _create_slots(optimizer, [variable for _, variable in pairs])
 
         def update(found: context.Pairs, step: tf.Variable | None) -> tf.Operation:
-            return merged.run(strategy, apply, found, step, name)
+            return extended.as_one_replica(strategy, apply, found, step, name)
 
         updated = self._updated(strategy, pairs, update, global_step)
         for tower in towers[1:]:

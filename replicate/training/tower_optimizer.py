@@ -7,7 +7,7 @@ from replicate import types
 from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import context
-from replicate.training import merged, step
+from replicate.training import step
 
 
 def required(made: object, giver: str) -> tf1.train.Optimizer:
@@ -85,9 +85,8 @@ class TowerOptimizer(tf1.train.Optimizer):
             RuntimeError: If called across towers.
             TowerMismatchError: If the towers do not bring the same variables.
         """
-        mode, strategy = context.current(), tf.distribute.get_strategy()
-        is_met = isinstance(strategy, merged.MergedStrategy)
-        if mode is None or mode.strategy.is_default or is_met:
+        mode = context.current()
+        if mode is None or mode.strategy.is_default or mode.copies is not None:
             return self.optimizer.apply_gradients(grads_and_vars, global_step, name)
         if mode.tower is None:
             raise RuntimeError(
