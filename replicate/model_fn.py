@@ -155,7 +155,7 @@ class ReplicatedModelFn:
         device_names.require(used)
         spec = progress.added(spec, mode)
         if not strategy.is_single_tower:
-            spec = row_counts.added(spec, mode, features, labels)
+            row_counts.watch(features, labels)
         return saver.make_exportable(spec, (features, labels), config)
 
 

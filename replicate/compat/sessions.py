@@ -1,30 +1,21 @@
-"""Sessions and servers as they are made: what each is told, and the next session of a thread.
+"""Sessions and servers: what each is told where it is made, and the runs of a graph's sessions.
 
 An Estimator shows its settings of sessions to nobody, and TensorFlow's `train_and_evaluate` its
-server, so what devices need is settled where a session or a server is made.
-
-What a session runs first, to initialize or restore variables, no hook hears of. Estimators and
-`tf.compat.v1.train.MonitoredTrainingSession` call TensorFlow's `SessionManager` for that; its
-methods are replaced until the thread that asked for it has come by, once.
+server, so what devices need is settled where a session or a server is made. What a session runs
+first, to initialize or restore variables, no hook hears of, nor of what a step raises.
 """
 
-import contextlib
 import functools
 import inspect
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from replicate.compat import replacing
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 
-Making = Callable[..., tf1.Session]
-"""Makes a session."""
-
-Watch = Callable[[Making], Making]
-"""Given what makes a session, returns what is to make it instead."""
+Watch = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Given what runs something in a session, returns what is to run it instead."""
 
 Settle = Callable[[tf.Graph | None, tf1.ConfigProto | None], tf1.ConfigProto | None]
 """Given the graph of a session, or None for a server, and settings, returns those that it gets."""
@@ -34,44 +25,7 @@ SERVERS: list[tf.distribute.Server] = []
 
 _LONGEST_RUN = 2**40  # milliseconds; 35 years
 _bounds: weakref.WeakKeyDictionary[tf.Graph, tf1.RunOptions] = weakref.WeakKeyDictionary()
-_METHODS = ("prepare_session", "wait_for_session")
-
-
-class _Watching(threading.local):
-    """What a thread has asked for; its sessions are replaced while there is something."""
-
-    def __init__(self) -> None:
-        self.watches: list[Watch] = []
-        self.entered = contextlib.ExitStack()
-
-
-_mine = _Watching()
-
-
-def _dispatching(own: Making, _: object) -> Making:
-    @functools.wraps(own)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        if not _mine.watches:
-            return own(*args, **kwargs)
-        watch = _mine.watches[-1]
-        _mine.watches.clear()
-        _mine.entered.close()
-        return watch(own)(*args, **kwargs)
-
-    return make
-
-
-_REPLACED: list[replacing.Replaced[None]] = [
-    replacing.Replaced(lambda: tf1.train.SessionManager, name, _dispatching) for name in _METHODS
-]
-
-
-def watch_next(watch: Watch) -> None:
-    """Lets something of ours make the next session of this thread; the last one asked counts."""
-    if not _mine.watches:
-        for each in _REPLACED:
-            _mine.entered.enter_context(each.by(None))
-    _mine.watches.append(watch)
+_watches: weakref.WeakKeyDictionary[tf.Graph, dict[Watch, None]] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -141,9 +95,15 @@ def bound_runs(graph: tf.Graph, seconds: float) -> None:
     _bounds[graph] = tf1.RunOptions(timeout_in_ms=max(1, int(min(seconds * 1000, most))))
 
 
+def watch_runs(graph: tf.Graph, watch: Watch) -> None:
+    """Has a `Watch` run all that sessions of a graph run from now on."""
+    _watch_runs()
+    _watches.setdefault(graph, {})[watch] = None
+
+
 @functools.cache
 def _watch_runs() -> None:
-    """Bounds, from now on, the runs of graphs that are bounded."""
+    """Bounds and watches, from now on, the runs of graphs that are bounded or watched."""
     base = tf1.Session.__mro__[1]
     own = base.run
 
@@ -161,7 +121,10 @@ def _watch_runs() -> None:
             options.CopyFrom(bound)
             if given is not None:
                 options.MergeFrom(given)
-        return own(session, fetches, feed_dict, options, run_metadata)
+        call = own
+        for watch in _watches.get(session.graph, ()):
+            call = watch(call)
+        return call(session, fetches, feed_dict, options, run_metadata)
 
     base.run = run
 

@@ -32,16 +32,6 @@ def alone_of_two():
     return sessions.together(spec, member, joined, agree=lambda built: None).scaffold
 
 
-def test_a_session_that_comes_to_nothing_leaves_the_next_one_alone(fresh_graph):
-    tf1.train.create_global_step()
-    for number in range(2):  # a scaffold finds them ambiguous
-        tf1.add_to_collection(tf1.GraphKeys.SUMMARY_OP, tf.constant(number))
-    own = tf1.train.SessionManager.prepare_session
-    with pytest.raises(RuntimeError, match="More than one"):
-        alone_of_two().finalize()
-    assert tf1.train.SessionManager.prepare_session is own
-
-
 def test_who_is_awaited_in_vain_at_the_start_is_named():
     with tf.Graph().as_default():
         tf1.train.create_global_step()

@@ -1,8 +1,5 @@
 """Where only a run finds that a batch's tensors disagree on rows, one line tells it."""
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 
@@ -59,35 +56,3 @@ def test_a_batch_without_rows_is_told_in_one_line(tmp_path):
     assert str(caught.value) == (
         'A batch has one row or more; features["beside"] came without rows. Check the input_fn.'
     )
-
-
-class Watching(tf1.train.SessionRunHook):
-    """Notes the sessions, and counts their runs if it wraps them."""
-
-    def __init__(self, wraps):
-        self.wraps, self.sessions, self.runs = wraps, [], 0
-
-    def after_create_session(self, session, coord):
-        itself, run = weakref.ref(session), type(session).run
-        self.sessions.append(itself)
-
-        def counted(*args, **kwargs):
-            self.runs += 1
-            return run(itself(), *args, **kwargs)
-
-        if self.wraps:
-            session.run = counted
-
-
-@pytest.mark.parametrize("wraps", [False, True])
-def test_a_session_is_run_as_other_hooks_say_and_ends_with_its_training(wraps, tmp_path):
-    replicated = model_fn.replicate_model_fn(linear, devices=["/cpu:0", "/cpu:1"])
-    hook = Watching(wraps)
-    made = estimator.Estimator(replicated, str(tmp_path))
-    gc.disable()  # a session in a circle would keep its variables until this looks for circles
-    try:
-        made.train(input_of(X, X), hooks=[hook])
-    finally:
-        gc.enable()
-    assert [session() for session in hook.sessions] == [None]
-    assert (hook.runs > 0) == wraps

@@ -199,12 +199,12 @@ class _Workers(tf1.train.SessionRunHook):
             raise self._member.lost(errors.RunError("the session was lost"))
         yield first_values(self._joined.workers)
         self._agree(built)
-        sessions.watch_next(self._member.watched)
+        sessions.watch_runs(tf1.get_default_graph(), self._member.watched)
 
     def after_create_session(self, session: tf1.Session, coord: tf1.train.Coordinator) -> None:
         """See base class."""
         # NOTE: what a step raises no hook hears of; and of some of it a session makes a new one.
-        run = self._member.watched(session.run)
+        run = session.run
 
         def step(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -367,7 +367,7 @@ class _Servers(tf1.train.SessionRunHook):
         _close_soon(session)
         if self._waiting:
             sessions.bound_runs(session.graph, self._member.timeout)
-            session.run = self._member.watched(session.run)
+            sessions.watch_runs(session.graph, self._member.watched)
 
     def before_run(self, run_context: tf1.train.SessionRunContext) -> tf1.train.SessionRunArgs:
         """See base class."""
