@@ -125,35 +125,14 @@ def scaled(value: types.Gradient, factor: float | tf.Tensor, device: str | None)
 
 
 def weighted_sum_onto(
-    tensors: Sequence[tf.Tensor], weights: Sequence[float | tf.Tensor], device: str | None
+    tensors: Sequence[tf.Tensor],
+    weights: Sequence[float | tf.Tensor],
+    has_rows: Sequence[bool | tf.Tensor],
+    device: str | None,
 ) -> tf.Tensor:
-    """Sums K tensors times K weights onto one device.
-
-    Args:
-        tensors: K dense tensors of one shape and dtype; integers become float32.
-        weights: K floats, or float tensors of shape []. A weight of zero keeps out even
-            NaN and infinity.
-        device: Canonical device name.
-
-    Raises:
-        TowerMismatchError: See `sum_onto`.
-    """
-    tensors = require_alike(tensors)
-    pairs = [
-        (tensor, weight)
-        for tensor, weight in zip(tensors, weights, strict=True)
-        if not (isinstance(weight, (int, float)) and weight == 0)
-    ] or [(tensors[0], tf.constant(0.0))]
-    with on(device):
-        return sum_onto([_weighted(tensor, weight) for tensor, weight in pairs], device)
-
-
-def _weighted(value: tf.Tensor, weight: float | tf.Tensor) -> tf.Tensor:
-    if isinstance(weight, (int, float)) and weight == 1:
-        return value
-    if value.dtype.is_integer:
-        value = tf.cast(value, tf.float32)
-    return tf.math.multiply_no_nan(value, as_dtype(weight, value.dtype))
+    """Sums K floating tensors times K weights onto one device; of towers without rows, nothing."""
+    pairs = zip(mask_rows(tensors, has_rows), weights, strict=True)
+    return sum_onto([scaled(tensor, weight, device) for tensor, weight in pairs], device)
 
 
 def mask_rows(

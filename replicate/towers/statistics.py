@@ -120,7 +120,6 @@ def _means(columns: Columns) -> Columns:
     """Gives all copies their mean, weighted by rows, of all workers."""
     share = context.required_share()
     means = [
-        reductions.weighted_sum_onto(column, share.parts.weights, column[0].device)
-        for column in columns
+        reductions.weighted_sum_onto(column, *share.parts, column[0].device) for column in columns
     ]
     return [[mean] * len(share.parts.weights) for mean in share.workers.totals(means)]
