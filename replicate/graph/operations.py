@@ -184,7 +184,13 @@ def writes(variable: tf.Variable) -> list[tf.Operation]:
 
     Of a branch, a loop or a function that changes it, the operation that calls it is returned.
     """
-    return list(dict.fromkeys(outer for outer, _ in writers(variable)))
+    handle = getattr(variable, "handle", None)
+    return [] if handle is None else writing(handle)
+
+
+def writing(handle: tf.Tensor) -> list[tf.Operation]:
+    """Returns the operations that change the variable of a handle; see `writes`."""
+    return list(dict.fromkeys(outer for outer, _ in _writing(handle)))
 
 
 def writers(variable: tf.Variable) -> Iterator[tuple[tf.Operation, tf.Operation]]:

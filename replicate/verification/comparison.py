@@ -3,7 +3,7 @@
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from replicate import types
 from replicate.console import messages
@@ -190,7 +190,7 @@ class _Mode:
         self.notes.append(_ALONE)
         return self._build("alone", row_count)
 
-    def _repeated(self, one: runs.Built, one_round: inputs.Round) -> "_Repeated":
+    def _repeated(self, one: runs.Built, one_round: inputs.Round) -> measures.Repeated:
         """Runs one device so that noise alone makes other values.
 
         The rows are in other orders, unless each is drawn numbers for; or weights are rounded
@@ -198,12 +198,12 @@ class _Mode:
         """
         orders = () if one.drawing else one_round.reordered()
         reordered = [(one.run(batches, self._start), order) for batches, order in orders]
-        repeated = _Repeated(reordered, [], one.precision)
+        repeated = measures.Repeated(reordered, [], one.precision)
         self._round(repeated, one, one_round, _REPEATS)
         return repeated
 
     def _round(
-        self, repeated: "_Repeated", one: runs.Built, one_round: inputs.Round, number: int
+        self, repeated: measures.Repeated, one: runs.Built, one_round: inputs.Round, number: int
     ) -> None:
         """Runs one device from more weights that are rounded otherwise."""
         for _ in range(number):
@@ -238,33 +238,11 @@ class _Mode:
         self.notes.append(f"In {mode}, with batches {one_round.label}, {who} {told}.")
 
 
-class _Repeated(NamedTuple):
-    """One device once more, with nothing but noise that makes other values.
-
-    Attributes:
-        reordered: What came out of each batch with its rows in another order, and the orders.
-        rounded: What came out of each batch from weights that are rounded otherwise.
-        computed: The ε of the precision in which values are computed; 0: that of variables.
-    """
-
-    reordered: list[tuple[list[runs.Outcome], list[Any]]]
-    rounded: list[list[runs.Outcome]]
-    computed: float
-
-    def after(self, i: int, key: runs.Key) -> measures.Noisy:
-        """Returns one value after batch i."""
-        return measures.Noisy(
-            [(outcomes[i][key], orders[i]) for outcomes, orders in self.reordered],
-            [outcomes[i][key] for outcomes in self.rounded],
-            self.computed,
-        )
-
-
 def _measured(
     one_round: inputs.Round,
     outcomes: Sequence[runs.Outcome],
     towers: Sequence[runs.Outcome],
-    repeated: _Repeated,
+    repeated: measures.Repeated,
 ) -> Iterator[measures.Measure]:
     """Measures all values of all batches of a round."""
     for i, (one, others) in enumerate(zip(outcomes, towers, strict=True)):
@@ -275,7 +253,7 @@ def _measured(
             elif key not in one:
                 yield measures.Measure(key, place, fault=f"only the towers have {key.name}")
             else:
-                yield measures.measure(key, place, one[key], others[key], repeated.after(i, key))
+                yield measures.measure(key, place, i, one[key], others[key], repeated)
 
 
 def _place(batches: Sequence[inputs.Batch], i: int) -> str:

@@ -16,7 +16,7 @@ dtype from 1 to the next number. Whole numbers, truths and texts have ε = 0.
 
 import collections
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,17 +35,17 @@ ORDER = 8192.0
 COMPUTED = 32.0
 
 
-class Noisy(NamedTuple):
-    """One value on one device once more, where nothing but noise makes another one.
+class Repeated(NamedTuple):
+    """One device once more, with nothing but noise that makes other values.
 
     Attributes:
-        reordered: With the rows in other orders, and these orders.
-        rounded: From weights that are rounded otherwise.
-        computed: The ε of the precision in which it is computed, if that is coarser than its own.
+        reordered: What came out of each batch with its rows in another order, and the orders.
+        rounded: What came out of each batch from weights that are rounded otherwise.
+        computed: The ε of the precision in which values are computed; 0: that of variables.
     """
 
-    reordered: Sequence[tuple[runs.Quantity, npt.NDArray[Any]]]
-    rounded: Sequence[runs.Quantity]
+    reordered: list[tuple[list[runs.Outcome], list[npt.NDArray[Any]]]]
+    rounded: list[list[runs.Outcome]]
     computed: float = 0.0
 
 
@@ -90,22 +90,26 @@ class Measure(NamedTuple):
 
 
 def measure(
-    key: runs.Key, place: str, one: runs.Quantity, towers: runs.Quantity, noisy: Noisy
+    key: runs.Key, place: str, i: int, one: runs.Quantity, towers: runs.Quantity, repeated: Repeated
 ) -> Measure:
     """Measures one value after one batch.
 
     Args:
         key: What it is.
         place: Which batch, for people.
+        i: Which one, from 0.
         one: On one device.
         towers: On K towers, with all copies.
-        noisy: On one device, once more.
+        repeated: One device, once more.
     """
     value = one.copies[0]
     least, size = epsilon(value), scale(value)
-    reassociated = max(least * ORDER, noisy.computed * COMPUTED) * size
-    by_order = [_apart(key, value, other.copies[0], order) for other, order in noisy.reordered]
-    by_rounding = [difference(value, other.copies[0]) for other in noisy.rounded]
+    reassociated = max(least * ORDER, repeated.computed * COMPUTED) * size
+    by_order = [
+        _apart(key, value, outcomes[i][key].copies[0], orders[i])
+        for outcomes, orders in repeated.reordered
+    ]
+    by_rounding = [difference(value, outcomes[i][key].copies[0]) for outcomes in repeated.rounded]
     order = max(by_order, default=0.0)
     return Measure(
         key,

@@ -112,8 +112,8 @@ def _written(
     executed = operations.executed_by(fetches)
     ops = [op for op in graph.get_operations() if op in executed]
     makers = [op for op in ops if op.type == "VarHandleOp"]
-    uses = {op: [use for use in _uses(op.outputs[0]) if use.op in executed] for op in makers}
-    return ops, {op: found for op, found in uses.items() if any(use.is_write for use in found)}
+    used = {op: [use for use in uses(op.outputs[0]) if use.op in executed] for op in makers}
+    return ops, {op: found for op, found in used.items() if any(use.is_write for use in found)}
 
 
 def _may_clash(one: Use, other: Use) -> bool:
@@ -162,27 +162,12 @@ def _before(
     return found
 
 
-def _uses(handle: tf.Tensor) -> Iterator[Use]:
+def uses(handle: tf.Tensor) -> Iterator[Use]:
     """Yields the uses of a variable, of which a handle is given."""
-    for op in handle.consumers():
-        if op.type in operations.PASSING:
-            for output in op.outputs:
-                yield from _uses(output)
-        elif definitions.is_call(op.type):
-            yield Use(op, _is_written_inside(op, handle))
+    writes = set(operations.writing(handle))
+    for op in operations.users(handle):
+        if definitions.is_call(op.type):
+            is_hidden = not operations.bodies(op) and effects.changes_state(op)
+            yield Use(op, op in writes or is_hidden)
         elif op.type in kinds.READS_OF_VALUES or kinds.changes_state(op.type):
             yield Use(op, op.type not in kinds.READS_OF_VALUES)
-
-
-def _is_written_inside(op: tf.Operation, handle: tf.Tensor) -> bool:
-    """Whether a function that an operation calls writes a variable, as far as that is known."""
-    bodies = operations.bodies(op)
-    if not bodies:
-        return effects.changes_state(op)
-    inner = [
-        own
-        for body in bodies
-        for own, given in zip(body.inputs, body.arguments, strict=True)
-        if given is handle
-    ]
-    return any(use.is_write for own in inner for use in _uses(own))

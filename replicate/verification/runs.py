@@ -42,7 +42,6 @@ _DRAWS = re.compile(
     "|CandidateSampler|SampleDistorted"
 )
 _EPSILONS = {"bfloat16": 2.0**-7, "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2}
-_WRITES = re.compile("Assign|Apply|Scatter|Call|While|If|Stateful|Rng")  # to what they are given
 
 
 class Key(NamedTuple):
@@ -232,10 +231,11 @@ class Built:
         """
         with self._graph.as_default():
             listed = (*tf1.global_variables(), *tf1.local_variables())
-        sources, owners = set(sources), [variable.op for variable in listed]
+        sources = set(sources)
+        writes = [(v.op, use.op) for v in listed for use in races.uses(v.handle) if use.is_write]
         while True:
             found = operations.reached_from(sources)
-            written = {op for op in owners if _is_written(op, found)}
+            written = {variable for variable, write in writes if write in found}
             if written <= sources:
                 made = {key: value.op for key, value in (self._outputs | self._metrics).items()}
                 owned = {each.key for each in self._variables.values() if found & {*each.ops}}
@@ -254,11 +254,6 @@ def epsilon(dtype: tf.DType) -> float:
 
 def _draws(kind: str) -> bool:
     return _DRAWS.search(kind) is not None
-
-
-def _is_written(variable: tf.Operation, found: set[tf.Operation]) -> bool:
-    users = (user for tensor in variable.outputs for user in tensor.consumers())
-    return any(user in found and _WRITES.search(user.type) for user in users)
 
 
 def _variables() -> dict[str, _Variable]:

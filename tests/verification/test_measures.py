@@ -28,15 +28,16 @@ def test_the_largest_difference_counts(one, other, expected):
     assert measures.difference(np.array(one), np.array(other)) == expected
 
 
-def measure(key, one, towers, reordered=(), rounded=(), magnitude=0.0):
+def measure(key, one, towers, reordered=(), rounded=(), magnitude=0.0, computed=0.0):
     def quantity(*copies):
         return runs.Quantity(tuple(np.float32(copy) for copy in copies), magnitude)
 
-    noisy = measures.Noisy(
-        [(quantity(value), np.array(order)) for value, order in reordered],
-        [quantity(value) for value in rounded],
+    repeated = measures.Repeated(
+        [([{key: quantity(value)}], [np.array(order)]) for value, order in reordered],
+        [[{key: quantity(value)}] for value in rounded],
+        computed,
     )
-    return measures.measure(key, "a batch", quantity(one), quantity(*towers), noisy)
+    return measures.measure(key, "a batch", 0, quantity(one), quantity(*towers), repeated)
 
 
 def test_any_copy_of_a_variable_may_differ():
@@ -107,15 +108,10 @@ def test_what_is_all_rounding_cannot_be_told_unless_it_is_within_the_floor():
 
 def test_what_is_computed_in_less_precision_is_as_noisy():
     # Another order of additions in bfloat16 changes one part in 2^7, which float32 never would.
-    noisy = measures.Noisy(
-        [(runs.Quantity((np.float32([1 + 2**-7]),)), np.array([0]))], [], computed=2.0**-7
-    )
-    value = runs.Quantity((np.float32([1.0]),))
-    one = measures.measure(WEIGHT, "a batch", value, value, noisy)
+    one = measure(WEIGHT, [1.0], ([1.0],), [([1 + 2**-7], [0])], computed=2.0**-7)
     assert (one.noise, one.order) == (2.0**-7, 0.0)
     # Half of a value is more than that.
-    noisy = noisy._replace(reordered=[(runs.Quantity((np.float32([1.5]),)), np.array([0]))])
-    one = measures.measure(WEIGHT, "a batch", value, value, noisy)
+    one = measure(WEIGHT, [1.0], ([1.0],), [([1.5], [0])], computed=2.0**-7)
     assert (one.noise, one.order) == (0.0, 0.5)
 
 
