@@ -251,8 +251,7 @@ def run(
     views = isolation.Views()
     if not inheritance.eager:
         prefixes = [inheritance.prefix(tower.tower_id) for tower in towers]
-        unasked = creations.unasked
-        views = isolation.GraphViews(inheritance.graph, prefixes, every_collection, unasked)
+        views = isolation.GraphViews(inheritance.graph, prefixes, every_collection)
     creations.watch(views)
     try:
         # NOTE: a seeded run must repeat: then towers draw their seeds one after the other.
