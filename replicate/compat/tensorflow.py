@@ -179,8 +179,7 @@ core_types = Door(
 resource_variable_ops = Door(
     "tensorflow.python.ops.resource_variable_ops",
     BaseResourceVariable="a replicated variable as a TPU replica sees it",
-    UninitializedVariable="lists as global alone what a tf.function makes in a graph, and holds "
-    "a value until an asynchronous checkpoint is written",
+    UninitializedVariable="lists as global alone what a tf.function makes in a graph",
     variable_accessed="tapes and functions note that a replicated variable was read",
 )
 ref_variable = Door(
