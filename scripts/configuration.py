@@ -75,8 +75,6 @@ _TITLES = {
     "Feature": "A feature of a tfrecord input",
     "Function": "Input: function",
     "Export": "export",
-    "Latest": "Exporter: latest",
-    "Best": "Exporter: best",
     "ServingInput": "A tensor of export.inputs",
     "Run": "run",
     "Cluster": "cluster",

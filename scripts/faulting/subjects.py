@@ -76,7 +76,7 @@ eval:
   every_steps: 300
   input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 64, shuffle: false}
 predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 64}}
-export: {exporters: [{kind: best, name: best}]}
+export: {}
 """
 PATIENCE = 120.0  # seconds for a command; it takes a few
 _LEFT_OVER = re.compile(r"temp-\d+|\.tmp$|_temp$|\.tempstate")
@@ -242,11 +242,9 @@ def wrong_end(calm: Undisturbed, model_dir: pathlib.Path) -> list[str]:
     best = checkpoints.path_in(str(model_dir / "best"))
     if best is None or os.path.basename(best) != "model.ckpt-600":
         found.append(f"the best checkpoint is {best}")
-    for name in ("export", "export/best"):
-        exports = [one for one in (model_dir / name).glob("*") if one.name.isdecimal()]
-        ends = exports and variables(max(exports) / "variables" / "variables")
-        found += same(ends or {}, {"w": calm.weights["w"]}, name)
-    return found
+    exports = [one for one in (model_dir / "export").glob("*") if one.name.isdecimal()]
+    ends = exports and variables(max(exports) / "variables" / "variables")
+    return found + same(ends or {}, {"w": calm.weights["w"]}, "export")
 
 
 def same(found: Mapping[str, Any], expected: Mapping[str, Any], what: str) -> list[str]:
@@ -276,7 +274,7 @@ def broken(model_dir: pathlib.Path) -> list[str]:
             need(model_dir / name, lambda name=name: variables(model_dir / name))
     for one in [*model_dir.glob("*.json"), *model_dir.glob("best/*.json")]:
         need(one, lambda one=one: json.loads(one.read_text()))
-    for one in [*model_dir.glob("export/*"), *model_dir.glob("export/best/*")]:
+    for one in model_dir.glob("export/*"):
         if one.name.isdecimal():
             need(one, lambda one=one: variables(one / "variables" / "variables"))
             need(one, lambda one=one: (one / "saved_model.pb").read_bytes()[0])

@@ -139,7 +139,7 @@ clip_global_norm=0 | clip_global_norm: must be above 0, got 0.
 clip_global_norm=.nan | clip_global_norm: must be a finite number, got nan.
 train.input.kind=cvs | Did you mean csv?
 train.input.file="a\0b" | train.input.file: must be a text without the character 0, got 'a\x00b'
-export={assets_extra: {"a\0b": c}} | assets_extra: keys are plain words.
+export={inputs: {"a\0b": c}} | inputs: keys are plain words.
 train.input.rows=[3, 3] | train.input.rows: must be [start, stop] with start below stop, got [3, 3
 train.input.batch_size=0 | train.input.batch_size: must be at least 1, got 0.
 train.input.batch_size=1e30 | train.input.batch_size: must be at most 9223372036854775807, got 1e+
@@ -151,14 +151,6 @@ train.input={file: x} | train.input.kind: the key is required here. Add it.
 train.save_checkpoints={} | Did you mean save_checkpoints_secs?
 eval={input: {kind: npz, file: x, repeat: true}} | eval.steps: must be set: eval.input repeats for
 predict={input: {kind: npz, file: x, repeat: true}} | predict.input: must come to an end, got repe
-export={exporters: [{kind: bets}]} | Did you mean best?
-export={exporters: [{name: x}]} | export.exporters[0].kind: the key is required here. Add it.
-export={exporters: [latest]} | export.exporters[0]: must be a mapping of keys to values, got 'latest
-export={exporters: [{kind: latest, nme: a}]} | Did you mean name?
-export={exporters: [{kind: latest, name: '12'}]} | must be a folder's name that is no number
-export={exporters: [{kind: latest}, {kind: latest}]} | export.exporters: must have different names,
-export={exporters: [{kind: latest}]} | no exporters without an eval section
-export={assets_extra: {../a: b}} | export.assets_extra.../a: must be named by a path within assets
 export={inputs: {x: {dtype: float, shape: [null]}}} | Did you mean float32 or float64?
 train.input={kind: csv, file: x, columns: {a: int32}, label: b} | label: must be one of columns
 train.input={kind: csv, file: x, columns: {a: int32}, defaults: {b: 1}} | be for one of columns
@@ -202,8 +194,6 @@ random_number=one_device | random_number: unknown key. Did you mean random_numbe
 run={"\0csv": 1} | keys are plain words.
 train.input={kind: npz, file: x, "\0npz": 1} | keys are plain words.
 train.input={kind: npz, file: x, "[key]": 1} | train.input.[key]: unknown key. Known: batch_size,
-export={assets_extra: {"[key]": 3}} | export.assets_extra.[key]: must be a text, got 3.
-export={assets_extra: {"": a}} | export.assets_extra.: must be named by a path within assets.extra
 train.input={kind: csv, file: x, columns: {a: int32}, delimiter: "\n"} | ends no line and is no
 train.input={kind: csv, file: x, columns: {a: int32}, delimiter: "→"} | input.delimiter: must be an
 train.input={kind: tfrecord, file: x, features: {a: {dtype: float32, default: 'x'}}} | be float32
@@ -353,17 +343,12 @@ def test_all_wrong_items_of_lists_and_mappings_are_told(tmp_path):
         f"train: {{steps: 1, input: {{kind: csv, file: [a.csv, 3], holdout: 0.1, {table}}}}}\n"
         "eval:\n"
         "  input: {kind: tfrecord, file: a.csv, features: {x: {dtype: foat32}}}\n"
-        "export:\n"
-        "  exporters: [{kind: best, metrik: a}, {kind: bst}, {kind: best, exports_to_keep: 0}]\n"
     )
     assert starts(faults_of(tmp_path, text)) == [
         "3: optimizer.learning_rate.boundaries[1]: must be a whole number",
         "4: train.input.file[1]: must be a text",
         "4: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
         "6: eval.input.features.x.dtype: must be one of float32, int64, string",
-        "8: export.exporters[0].metrik: unknown key. Did you mean metric?",
-        "8: export.exporters[1].kind: must be one of latest, best",
-        "8: export.exporters[2].exports_to_keep: must be at least 1",
     ]
     table = "kind: csv, file: x, columns: {b: int8, c: int8}, label: y, defaults: {b: x, c: z}"
     assert starts(faults_of(tmp_path, f"model_fn: a:b\npredict: {{input: {{{table}}}}}\n")) == [
@@ -417,8 +402,8 @@ def test_which_way_a_metric_is_better_is_known_or_must_be_said(tmp_path, metrics
             known = load(tmp_path, EVALUATED, given)
             assert known.train.keep_best.higher_is_better is is_higher
             assert load(tmp_path, config.to_yaml(known)) == known
-    said = f"export.exporters=[{{kind: best, metric: {metric}, higher_is_better: {not is_higher}}}]"
-    assert load(tmp_path, EVALUATED, said).export.exporters[0].higher_is_better is not is_higher
+    said = f"train.keep_best={{metric: {metric}, higher_is_better: {not is_higher}}}"
+    assert load(tmp_path, EVALUATED, said).train.keep_best.higher_is_better is not is_higher
 
 
 def test_an_optimizer_without_needs_may_be_a_bare_name(tmp_path):

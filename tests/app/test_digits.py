@@ -24,7 +24,7 @@ def test_digits_train_without_a_warning(tmp_path, capsys, caplog):
     assert cli.main(["train", *where, *devices]) == 0
     told = capsys.readouterr().err.splitlines()
     begun = ("digits: 2 towers", "training from step 0", "train 1/3  loss", "train 3/3  loss")
-    begun += ("evaluated at", "exported best", "done at")
+    begun += ("evaluated at", "best so far", "done at")
     assert [line for line in told if not line.startswith(begun)] == []
     assert [
         one for one in caplog.records if one.name == "replicate" and one.levelname != "INFO"

@@ -285,11 +285,11 @@ def test_mappings_are_merged_and_all_else_is_replaced(tmp_path):
 
 def test_paths_are_relative_to_the_file_they_stand_in(tmp_path):
     text = "extends: below/base.yaml\neval: {input: {kind: npz, file: e.npz}}\n"
-    base = BASE + "export: {assets_extra: {v.txt: v.txt}}\nparams: {file: d.npz}\n"
+    base = BASE + "export: {directory: out}\nparams: {file: d.npz}\n"
     write(tmp_path, below__base=base, c=text)
     read = load(tmp_path)
     assert read.train.input.file == str(tmp_path / "below" / "d.npz")
-    assert read.export.assets_extra == {"v.txt": str(tmp_path / "below" / "v.txt")}
+    assert read.export.directory == str(tmp_path / "below" / "out")
     assert read.eval.input.file == str(tmp_path / "e.npz")
     assert (read.params, type(read.params["file"])) == ({"file": "d.npz"}, str)
 

@@ -11,7 +11,6 @@ import pytest
 
 from replicate import errors, estimator
 from replicate.app.command import cli
-from replicate.app.config import config
 from replicate.app.training import exports
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import predictor as predictors
@@ -43,27 +42,21 @@ optimizer: {name: GradientDescent, learning_rate: 0.1}
 devices: [/cpu:0, /cpu:1]
 train:
   steps: 10
+  keep_best: {metric: score, higher_is_better: true}
   save_checkpoints_steps: 2
   input: &data {kind: npz, file: d.npz, features: [x], label: y, batch_size: 2}
 eval: {every_steps: 2, input: *data}
 predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 3}}
-export:
-  assets_extra: {words/of.txt: words.txt}
-  exporters:
-    - {kind: best, metric: score, higher_is_better: true, exports_to_keep: 1}
-    - {kind: best, name: lowest, exports_to_keep: null}
-    - {kind: latest, exports_to_keep: 2}
+export: {}
 """
-
-BEST = "export.exporters=[{{kind: best, metric: {}, higher_is_better: true}}]"
+BEST = "train.keep_best={{metric: {}, higher_is_better: true}}"
 
 
 @pytest.fixture(name="folder", scope="module")
 def make_folder(tmp_path_factory):
-    """Returns a folder with a model, its data, an asset and its config."""
+    """Returns a folder with a model, its data and its config."""
     folder = tmp_path_factory.mktemp("slope")
     (folder / "slope.yaml").write_text(CONFIG)
-    (folder / "words.txt").write_text("one\ntwo\n")
     x = np.float32([1, 2, 3, 4])
     np.savez(folder / "d.npz", x=x, y=np.ones_like(x))
     np.savez(folder / "named.npz", z=x)
@@ -93,39 +86,24 @@ def steps_of(directory):
     return steps
 
 
-def test_best_keeps_the_best_of_five_evaluations_over_a_restart(trained):
-    assert steps_of(trained / "trained" / "export" / "best") == [6]  # score -4 -2 0 | -2 -4
+def test_the_best_of_five_evaluations_over_a_restart_is_exported(trained, tmp_path):
+    out = f"export.directory={tmp_path}"
+    assert run(trained, "export", "--checkpoint", "best", "--set", out) == 0
+    assert steps_of(tmp_path) == [6]  # score -4 -2 0 | -2 -4
 
 
-def test_best_compares_the_loss_by_default_and_lower_is_better(trained):
-    # The loss, -0.1 step, falls all the time.
-    assert steps_of(trained / "trained" / "export" / "lowest") == [2, 4, 6, 8, 10]
-
-
-def test_latest_keeps_the_newest_and_each_training_exports_at_its_end(trained):
-    assert steps_of(trained / "trained" / "export" / "latest") == [8, 10]
+def test_each_training_exports_at_its_end_and_nothing_half_written_is_left(trained):
     assert steps_of(trained / "trained" / "export")[:2] == [6, 10]
-
-
-def test_an_export_holds_extra_assets(trained):
-    (path,) = (trained / "trained" / "export" / "best").iterdir()
-    assert (path / "assets.extra" / "words" / "of.txt").read_text() == "one\ntwo\n"
-
-
-def test_nothing_but_whole_exports_is_in_the_directory(trained):
-    names = {path.name for path in (trained / "trained" / "export").iterdir()}
-    assert {"best", "lowest", "latest"} < names
-    assert all(name.isdecimal() for name in names - {"best", "lowest", "latest"})
+    assert all(path.name.isdecimal() for path in (trained / "trained" / "export").iterdir())
 
 
 @pytest.mark.parametrize("towers", ["one", "merged"])
-def test_export_writes_towers_and_text_as_the_config_says(trained, capsys, towers):
-    given = ["--set", f"export.towers={towers}", "--set", "export.as_text=true"]
-    assert run(trained, "export", *given) == 0
+def test_export_writes_towers_as_the_config_says(trained, capsys, towers):
+    assert run(trained, "export", "--set", f"export.towers={towers}") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:4] == ["  doubled", "    input  x: float32 [None]", *lines[3:4]]
-    text = (pathlib.Path(lines[0]) / "saved_model.pbtxt").read_text()
-    assert ("tower_1/" in text) == (towers == "merged")
+    graph = (pathlib.Path(lines[0]) / "saved_model.pb").read_bytes()
+    assert (b"tower_1/" in graph) == (towers == "merged")
 
 
 def predicted(folder, tmp_path, *options):
@@ -153,9 +131,7 @@ def test_a_saved_model_predicts_what_its_checkpoint_does(trained, tmp_path, caps
     [
         ([BEST.format("scor")], "got 'scor'. Did you mean score?"),
         ([BEST.format("both")], "must be a single number"),
-        (["export.assets_extra={a.txt: none.txt}"], "export.assets_extra.a.txt: "),
-        (["export.assets_extra={a.txt: .}"], "must be a readable file"),
-        (["export.directory=words.txt"], "must be a directory that can be written"),
+        (["export.directory=slope.yaml"], "must be a directory that can be written"),
     ],
 )
 def test_an_export_that_cannot_be_is_told(folder, capsys, options, text):
@@ -171,15 +147,13 @@ def test_an_export_that_cannot_be_is_told(folder, capsys, options, text):
 def test_a_metric_that_is_no_number_is_never_the_best(folder):
     given = ["--set", BEST.format("nothing")]
     assert run(folder, "train", "--set", "train.steps=2", *given, model_dir="nan") == 0
-    assert [path.name.isdecimal() for path in (folder / "nan" / "export").iterdir()] == [True]
+    assert not (folder / "nan" / "best").exists()
 
 
 def test_the_end_of_training_exports_without_an_evaluation(folder):
-    given = [part for option in ("eval=null", "export={}") for part in ("--set", option)]
+    given = [part for one in ("eval=null", "train.keep_best=null") for part in ("--set", one)]
     assert run(folder, "train", *given, "--set", "train.steps=3", model_dir="unseen") == 0
     assert steps_of(folder / "unseen" / "export") == [3]
-    (path,) = (folder / "unseen" / "export").iterdir()
-    assert not (path / "assets.extra").exists()
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
@@ -222,9 +196,3 @@ def test_an_export_without_any_input_needs_inputs(trained, capsys):
     assert run(trained, "export", *given) == 1
     assert "export.inputs: must be given" in capsys.readouterr().err
     assert run(trained, "export", *given, "--set", "export.inputs={x: {dtype: float32}}") == 0
-
-
-def test_exporters_read_back(folder):
-    read = config.load(str(folder / "slope.yaml"))
-    (folder / "printed.yaml").write_text(config.to_yaml(read))
-    assert config.load(str(folder / "printed.yaml"), ["name=slope"]) == read

@@ -32,8 +32,7 @@ train:
 eval: {steps: 3, input: {<<: *data, repeat: true}}
 predict: {keys: [p],
   input: {kind: tfrecord, file: '*.r', features: {x: {dtype: int64, shape: [3]}}}}
-export: {inputs: {x: {dtype: float32, shape: [null, 3]}}, assets_extra: {v.txt: v.txt},
-  exporters: [{kind: latest}, {kind: best, metric: auc, exports_to_keep: 3}]}
+export: {inputs: {x: {dtype: float32, shape: [null, 3]}}}
 run: {per_process_gpu_memory_fraction: 0.5}
 """
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))

@@ -26,8 +26,7 @@ train: {steps: 1000.0, input: {kind: csv, file: [a.csv, b.csv], columns: {x: flo
   label: y, defaults: {x: 0}, shuffle: 100, repeat: true}}
 eval: {input: {kind: npz, file: a.npz, features: {x: y}, rows: [null, 3]}}
 predict: {input: 'a.b:rows', keys: [p]}
-export: {inputs: {x: {dtype: float32, shape: [null, 3]}}, assets_extra: {v.txt: v.txt},
-  exporters: [{kind: latest}, {kind: best, metric: auc, higher_is_better: true}]}
+export: {inputs: {x: {dtype: float32, shape: [null, 3]}}}
 run: {per_process_gpu_memory_fraction: 0.5}
 """
 TFRECORD = """
@@ -159,7 +158,7 @@ def test_the_schema_knows_the_arguments_of_every_optimizer(name):
         "{model_fn: 'a:b', predict: {input: {file: a.npz}}}",
         "{model_fn: 'a:b', predict: {input: {kind: npz, file: a.npz, columns: {a: int32}}}}",
         "{model_fn: 'a:b', predict: {input: {kind: csv, file: a, columns: {a: int}}}}",
-        "{model_fn: 'a:b', export: {exporters: [{kind: bets}]}}",
+        "{model_fn: 'a:b', predict: {input: {kind: nzp, file: a.npz}}}",
     ],
 )
 def test_the_schema_refuses_what_check_refuses(wrong):

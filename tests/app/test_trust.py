@@ -239,14 +239,6 @@ REFUSED = {
     "name: must not lead out of runs": [
         f"name: {name}" for name in ("../x", "/tmp/x", "a/../../x", ".", "a/..")
     ],
-    "must be a folder's name that is no number": [
-        f"export: {{exporters: [{{kind: latest, name: {name}}}]}}"
-        for name in ("'..'", "../x", "/x", "a/b", "'1'")
-    ],
-    r"must be named by a path within assets\.extra": [
-        f"export: {{assets_extra: {{{name}: words.txt}}}}"
-        for name in ("'..'", "../x", "/x", "a/../../x", "./x", "''", "~/x", "a//b")
-    ],
     r"x\.shape: must be a shape of at most 253 sizes": [
         section % TENSOR % size for section in (FILE, SERVED) for size in HUGE
     ],
@@ -262,13 +254,11 @@ def test_what_leads_elsewhere_or_has_no_end_is_refused(tmp_path, text, fault):
         config.load(str(tmp_path / "c.yaml"))
 
 
-def test_usual_names_of_runs_and_exporters_are_taken(tmp_path):
+def test_usual_names_of_runs_are_taken(tmp_path):
     (tmp_path / "c.yaml").write_text("name: ../x\nmodel_fn: a:b\n")
     path = str(tmp_path / "c.yaml")
-    latest = ["name=a", "eval.input=a:b", "export.exporters=[{kind: latest, name: '~'}]"]
     assert config.load(path, ["model_dir=out"]).model_dir == "out"
     assert config.load(path, ["name=a/b..c"]).model_dir == "runs/a/b..c"
-    assert config.load(path, latest).export.exporters[0].folder == "~"
 
 
 def test_a_link_in_the_way_is_not_followed(tmp_path):
@@ -318,7 +308,7 @@ optimizer: {name: GradientDescent, learning_rate: 0.1}
 train: {steps: 2, input: &rows {kind: tfrecord, file: ../data/*.tfrecord, label: y, batch_size: 2,
   cache: true, features: {x: {dtype: string}, y: {dtype: float32}}}}
 eval: {input: *rows}
-export: {inputs: {x: {dtype: string}}, exporters: [{kind: latest}], assets_extra: {a.txt: a.txt}}
+export: {inputs: {x: {dtype: string}}}
 """
 
 

@@ -155,8 +155,6 @@ class Config(types.Section):
         if is_by_name and not os.path.normpath(self.model_dir).startswith(inside):
             rule = f"must not lead out of {_RUNS}, where the run is by its name, got {self.name!r}"
             yield ("name",), f"{rule}. Choose another one, or set model_dir."
-        if self.export and self.export.exporters and not of_eval:
-            yield ("export",), "must have no exporters without an eval section. Add one."
         if train and of_eval and of_eval.input.is_trained_on(train.input):
             rule = "must have the input.holdout that train has, or it has rows of training."
             yield ("eval",), rule

@@ -1,8 +1,6 @@
 """The sections of a config: training, evaluation, prediction, export, devices, session, cluster."""
 
-import posixpath
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
 
@@ -144,21 +142,6 @@ class Predict(types.Section):
             yield ("input",), "must come to an end, got repeat: true. Remove repeat."
 
 
-def _folder_name(name: str) -> str:
-    """Takes the name of a folder that cannot be taken for an export's own number."""
-    is_name = name.strip(". ") and name.isprintable() and not name.isdecimal()
-    if not is_name or set(name) & set('/\\:*?"<>|'):
-        raise ValueError("must be a folder's name that is no number")
-    return name
-
-
-def _asset(name: str) -> str:
-    """Takes a path within an export."""
-    if not name or posixpath.normpath(name) != name or name.startswith(("/", "..", "~")):
-        raise ValueError("must be named by a path within assets.extra, such as vocabulary.txt")
-    return name
-
-
 WITH_INPUT: Mapping[str, type[Train | Eval | Predict]] = {
     "train": Train,
     "eval": Eval,
@@ -175,35 +158,6 @@ class ServingInput(types.Section):
     """Its shape without the batch; null where a dimension is not known."""
 
 
-class Exporter(types.Section):
-    """What every kind of exporter has."""
-
-    kind: str
-    name: Annotated[str, pydantic.AfterValidator(_folder_name)] | None = None
-    """The folder of its exports, in export.directory; null: its kind."""
-    exports_to_keep: types.Positive | None = 5
-    """How many exports to keep, the newest; null: all."""
-
-    @property
-    def folder(self) -> str:
-        """The name, or the kind in its place."""
-        return self.name or self.kind
-
-
-class Latest(Exporter):
-    """Exports after each evaluation."""
-
-    kind: Literal["latest"] = "latest"
-    """latest: after each evaluation."""
-
-
-class Best(Compared, Exporter):
-    """Exports after an evaluation that is better than all before."""
-
-    kind: Literal["best"] = "best"
-    """best: after an evaluation that is better than all before."""
-
-
 class Export(types.Section):
     """How to export SavedModels."""
 
@@ -211,24 +165,11 @@ class Export(types.Section):
     """Each export is a new folder in it; null: `export` in model_dir."""
     towers: Literal["one", "merged"] = "one"
     """one: an unplaced single tower; merged: all towers."""
-    as_text: bool = False
-    """Whether to write graphs as text."""
-    assets_extra: dict[Annotated[str, pydantic.AfterValidator(_asset)], types.FilePath] = Field({})
-    """Path below `assets.extra` in the export, and the file to copy there."""
     after_training: bool = True
     """Whether `train` writes an export into directory when it is over."""
-    exporters: types.Items[Annotated[Latest | Best, Field(discriminator="kind")]] = ()
-    """More exports of `train`, after evaluations."""
     inputs: types.Named[ServingInput] | None = None
     """The tensors that the served model takes, by the names of features; null: the features of
     predict.input, or of eval.input or train.input if there is none."""
-
-    def faults(self) -> Iterator[tuple[types.KeyPath, str]]:
-        """See base class."""
-        for name, count in Counter(one.folder for one in self.exporters).items():
-            if count > 1:
-                rule = f"must have different names, got {count} times {name!r}. Set their name."
-                yield ("exporters",), rule
 
 
 def _spelt(name: str) -> str:

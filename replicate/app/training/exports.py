@@ -1,6 +1,5 @@
-"""SavedModels as a config wants them: on request, after evaluations, after training."""
+"""SavedModels as a config wants them: on request, and after training."""
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -10,12 +9,10 @@ from replicate import errors, estimator, types
 from replicate.app.config import config, sections
 from replicate.app.data import inputs, section_inputs
 from replicate.app.runs import folders
-from replicate.app.training import improvement
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export
 
 _LONE = "input"  # what the served name of features is that are one tensor
-_EXPORT = re.compile(r"\d{10}")  # seconds, as Estimators number exports
 
 
 class Exports:
@@ -34,70 +31,18 @@ class Exports:
         self._made = made
         self._directory = self._wanted.directory or os.path.join(settings.model_dir, "export")
         folders.make(self._directory, "export.directory")
-        _need_assets(self._wanted.assets_extra)
         self._receive = receiver_fn(_features(settings, self._wanted))
 
-    def save(self, checkpoint: str, exporter: str = "") -> str:
-        """Exports a checkpoint, in the folder of an exporter; returns the SavedModel's path."""
-        folder = os.path.join(self._directory, exporter) if exporter else self._directory
-        tf.io.gfile.makedirs(folder)
+    def save(self, checkpoint: str) -> str:
+        """Exports a checkpoint; returns the SavedModel's path."""
         path = export.export_saved_model(
             self._made,
-            folder,
+            self._directory,
             self._receive,
             towers=self._wanted.towers,
-            assets_extra=dict(self._wanted.assets_extra),
-            as_text=self._wanted.as_text,
             checkpoint_path=checkpoint,
         )
         return os.fsdecode(path)
-
-    def run_exporters(self, checkpoint: str, metrics: Mapping[str, Any]) -> dict[str, str]:
-        """Lets the config's exporters export a checkpoint.
-
-        Args:
-            checkpoint: Its path.
-            metrics: Those of its evaluation.
-
-        Returns:
-            Exporter's name -> path, for those that exported.
-
-        Raises:
-            RunError: If a metric that an exporter compares is not among them.
-        """
-        paths = {}
-        for one in self._wanted.exporters:
-            key = f"export.exporters: {one.folder}: metric"
-            if isinstance(one, sections.Best) and not improvement.is_best(
-                self._made.model_dir, metrics, one, key
-            ):
-                continue
-            paths[one.folder] = self.save(checkpoint, one.folder)
-            if one.exports_to_keep is not None:
-                folder = os.path.join(self._directory, one.folder)
-                for path in _exports_in(folder)[: -one.exports_to_keep]:
-                    with contextlib.suppress(tf.errors.NotFoundError):
-                        tf.io.gfile.rmtree(path)
-        return paths
-
-
-def _exports_in(folder: str) -> list[str]:
-    """Returns the exports in a folder, the newest last; others are not in their place yet."""
-    names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
-    exports = sorted(name.rstrip("/") for name in names if _EXPORT.fullmatch(name.rstrip("/")))
-    return [os.path.join(folder, name) for name in exports]
-
-
-def _need_assets(wanted: Mapping[str, str]) -> None:
-    for name, path in wanted.items():
-        try:
-            with tf.io.gfile.GFile(path, "rb") as file:
-                file.read(1)
-        except tf.errors.OpError as e:
-            raise errors.RunError(
-                f"export.assets_extra.{name}: {path}: must be a readable file: {e.message}. "
-                "Check the path; a relative one is looked up from the config's folder."
-            ) from e
 
 
 def _features(settings: config.Config, wanted: sections.Export) -> types.Nest:

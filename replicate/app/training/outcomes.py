@@ -87,9 +87,6 @@ class Outcomes:
         ):
             kept = improvement.keep_best(model_dir, checkpoint)
             say(f"best so far by {best.metric}: {kept}")
-        if self._exports is not None:
-            for name, path in self._exports.run_exporters(checkpoint, found).items():
-                say(f"exported {name}: {path}")
         improvement.note(model_dir, found)
 
     def finish(
