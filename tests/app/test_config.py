@@ -169,10 +169,9 @@ train.early_stopping={patience: 0} | train.early_stopping.patience: must be at l
 train.keep_best={} | train.keep_best: must come with an eval section. Add one.
 train.mixed_precision=true | train.mixed_precision: must come with an optimizer
 train.hooks=[a] | train.hooks[0]: must be a function's name as package.module:f
-train.input={kind: function, function: 'a:b', holdout: 1.0} | input.holdout: must be below 1, got 1.
-train.input={kind: function, function: 'a:b', holdout: 0} | input.holdout: must be above 0, got 0
-train.input=a:b ; eval={input: {kind: function, function: 'a:b', holdout: 0.1}} | eval: must have th
-eval={input: a:b} ; train.input={kind: function, function: 'a:b', holdout: 0.2} | eval: must have th
+train.input={CSV a, holdout: 1.0} | input.holdout: must be below 1, got 1.
+train.input={CSV a, holdout: 0} | input.holdout: must be above 0, got 0
+train.input={CSV a} ; eval={input: {CSV a, holdout: 0.1}} | eval: must have th
 train.input={CSV [a, b], holdout: 0.2} ; eval={input: {CSV [b, c]}} | eval: must have the input.hold
 tower_building=split ; loss_reduction=mean | must be left out with tower_building: split, which has
 tower_building=split ; update_ops=first | must be left out with tower_building: split, which has one

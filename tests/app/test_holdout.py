@@ -1,8 +1,6 @@
 """Rows that are held out: the same ones however they are read, for evaluation alone."""
 
 import gzip
-import sys
-import types
 
 import pytest
 
@@ -16,7 +14,6 @@ ROWS = 1000
 FIRST = {
     "csv": [0, 10, 33, 45],
     "tfrecord": [22, 34, 51, 56],
-    "function": [1, 10, 15, 16],
 }
 
 
@@ -35,36 +32,12 @@ def ids_of(source, mode):
             sizes.append(len(batch))
 
 
-def dataset():
-    return tf.data.Dataset.range(ROWS).map(lambda i: {"id": i, "s": tf.sparse.from_dense([i])})
-
-
-def lists():
-    return tf.data.Dataset.range(ROWS).map(lambda i: {"id": i, "s": tf.fill([1 + i % 5], i)})
-
-
 def csv_input(path, **keys):
     columns = {"id": "int64", "word": "string"}
     return input_config.Csv(file=(str(path),), columns=columns, holdout=0.1, **keys)
 
 
-def function_input(monkeypatch, function, **keys):
-    module = types.ModuleType("held_out_rows")
-    module.rows = function
-    monkeypatch.setitem(sys.modules, "held_out_rows", module)
-    return input_config.Function(function="held_out_rows:rows", holdout=0.1, **keys)
-
-
-def example(i):
-    """Returns an Example with an id and, by it, from 1 to 11 words."""
-    made = tf.train.Example()
-    made.features.feature["id"].int64_list.value.append(i)
-    words = range(1 + i % 7 + (i % 53 == 0) * 4)
-    made.features.feature["words"].int64_list.value.extend(words)
-    return made.SerializeToString()
-
-
-@pytest.fixture(name="source", params=["csv", "stream", "tfrecord", "function", "batches"])
+@pytest.fixture(name="source", params=["csv", "stream", "tfrecord"])
 def make_source(request, tmp_path, monkeypatch):
     """Returns an input of each kind, with a tenth of a thousand rows held out."""
     if request.param in ("csv", "stream"):
@@ -73,17 +46,14 @@ def make_source(request, tmp_path, monkeypatch):
         path = tmp_path / "d.csv"
         path.write_text("id,word\n" + "".join(f"{i},w{i % 3}\n" for i in range(ROWS)))
         return csv_input(path)
-    if request.param == "tfrecord":
-        path = str(tmp_path / "d.tfrecord")
-        with tf.io.TFRecordWriter(path) as file:
-            for i in range(ROWS):
-                example = tf.train.Example()
-                example.features.feature["id"].int64_list.value.append(i)
-                file.write(example.SerializeToString())
-        features = {"id": input_config.Feature(dtype="int64")}
-        return input_config.Tfrecord(file=(path,), features=features, holdout=0.1)
-    is_batched = request.param == "batches"
-    return function_input(monkeypatch, lambda: dataset().batch(7) if is_batched else dataset())
+    path = str(tmp_path / "d.tfrecord")
+    with tf.io.TFRecordWriter(path) as file:
+        for i in range(ROWS):
+            example = tf.train.Example()
+            example.features.feature["id"].int64_list.value.append(i)
+            file.write(example.SerializeToString())
+    features = {"id": input_config.Feature(dtype="int64")}
+    return input_config.Tfrecord(file=(path,), features=features, holdout=0.1)
 
 
 @pytest.mark.thorough("tfrecord", "csv")
@@ -127,62 +97,3 @@ def test_equal_rows_are_on_the_same_side_and_none_left_is_told(tmp_path):
             sides.append(str(e))
     text = f"k: {tmp_path / 'd.csv'}: must have rows for holdout: 0.1, has none."
     assert sorted(sides, key=str) == [20, text]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [tf.io.VarLenFeature(tf.int64), tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)],
-)
-def test_the_rows_beside_a_row_do_not_move_it(monkeypatch, words):
-    examples = [example(i) for i in range(ROWS)]
-    known = {"id": tf.io.FixedLenFeature([], tf.int64), "words": words}
-
-    def batches(mode, batch_size):
-        found = tf.data.Dataset.from_tensor_slices(examples)
-        if mode == "train":
-            found = found.shuffle(ROWS, seed=1)
-        return found.batch(batch_size).map(lambda batch: tf.io.parse_example(batch, known))
-
-    source = function_input(monkeypatch, batches, batch_size=16)
-    trained, _ = ids_of(source, "train")
-    evaluated, _ = ids_of(source.model_copy(update={"batch_size": 64}), "eval")
-    assert sorted(trained + evaluated) == list(range(ROWS))
-
-
-def test_rows_that_are_padded_to_one_size_are_divided(monkeypatch):
-    def batches(mode):
-        found = lists()
-        if mode == "train":
-            found = found.shuffle(ROWS, seed=1)
-        return found.padded_batch(8, {"id": [], "s": [5]})
-
-    source = function_input(monkeypatch, batches)
-    trained, evaluated = (ids_of(source, mode)[0] for mode in ("train", "eval"))
-    assert sorted(trained + evaluated) == list(range(ROWS))
-
-
-def padded():
-    return lists().padded_batch(3, {"id": [], "s": [None]})
-
-
-def with_a_rate():
-    return dataset().batch(3).map(lambda batch: {**batch, "rate": tf.constant(1.0)})
-
-
-@pytest.mark.parametrize(
-    ("function", "keys", "rule", "came", "step"),
-    [
-        (padded, {}, "rows of a size that is known", "(None, None)", "pad to one"),
-        (with_a_rate, {}, "whose tensors all have rows", "shape=()", "k.batched: false"),
-        (dataset, {"batched": True}, "whose tensors all have rows", "()", "k.batched: false"),
-    ],
-)
-def test_batches_that_cannot_be_divided_by_row_are_refused(
-    monkeypatch, function, keys, rule, came, step
-):
-    with pytest.raises(errors.RunError) as caught:
-        ids_of(function_input(monkeypatch, function, **keys), "train")
-    text = str(caught.value)
-    assert text.startswith("k.function: held_out_rows:rows must return ")
-    assert "k.holdout" in text
-    assert all(part in text for part in (rule, came, step))

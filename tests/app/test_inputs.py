@@ -256,17 +256,14 @@ def test_batched_overrules_what_is_found_out(user_code):
     assert [labels.tolist() for _, labels in batches_of(source)] == [[[0, 1], [2, 3]]]
 
 
-@pytest.mark.parametrize("holdout", [None, 0.5])
 @pytest.mark.parametrize("size", [1, 2])
-def test_rows_may_lack_labels(user_code, holdout, size):
+def test_rows_may_lack_labels(user_code, size):
     def rows():
         found = tf.data.Dataset.range(40).map(lambda x: (x, None))
         return found if size == 1 else found.batch(size)
 
     user_code.rows = rows
-    source = input_config.Function(
-        function="user_inputs:rows", batch_size=2, holdout=holdout, repeat=False
-    )
+    source = input_config.Function(function="user_inputs:rows", batch_size=2, repeat=False)
     make = inputs.input_fn(source, "eval.input", "train", {})
     with tf.Graph().as_default(), tf1.Session() as session:
         x, label = tf1.data.make_one_shot_iterator(make()).get_next()
@@ -305,7 +302,7 @@ def test_our_own_functions_are_called_as_they_are(tmp_path, archive, user_code):
     user_code.rows = lambda: of_range(9).batch(2)
     sources = (
         input_config.Npz(file=archive, label="label", batch_size=2),
-        input_config.Function(function="user_inputs:rows", batch_size=2, holdout=0.5),
+        input_config.Function(function="user_inputs:rows", batch_size=2),
     )
     user_code.rows()  # which converts those of the user
     before = {name for name in sys.modules if name.startswith("__autograph_generated")}

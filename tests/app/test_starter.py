@@ -378,7 +378,6 @@ def test_a_function_is_data_too(tmp_path):
     assert yaml.safe_load(init(tmp_path, "a.b:c", "a.b:rows"))["train"]["input"] == {
         "kind": "function",
         "function": "a.b:rows",
-        "holdout": 0.1,
         "batch_size": 32,
     }
 

@@ -78,35 +78,26 @@ class Input(types.Section):
 
     def is_trained_on(self, trained: "Input") -> bool:
         """Tells whether this has rows of another input, but not just those it holds out."""
-        both = (self, trained)
-        own, others = (files_of(one) or (getattr(one, "function", None),) for one in both)
-        wanted, left_out = (getattr(one, "holdout", None) for one in both)
-        return not set(own).isdisjoint(others) and wanted != left_out
+        wanted, left_out = (getattr(one, "holdout", None) for one in (self, trained))
+        return wanted != left_out and not set(files_of(self)).isdisjoint(files_of(trained))
 
     def for_predictions(self: _I) -> _I:
         """Returns this input without its label, where it has one."""
         return self
 
 
-class Divisible(Input):
-    """What an input has of which a part can be held out of training, or kept."""
-
-    holdout: Annotated[types.Number, Field(gt=0, lt=1)] | None = None
-    """Which share of the rows training leaves out, as 0.1; an input that is not for training has
-    these alone. Chosen by a hash of the row, so always the same rows. Rows of a function must be
-    the same each time: without random changes, and not padded to the longest of a batch, which is
-    refused."""
-    cache: bool = False
-    """true: what is read is kept in memory until a training, or one evaluation, is over. Tables
-    below 1 GiB are in memory anyway. A function may keep rows in files: `dataset.cache(path)`."""
-
-
-class Labelled(Divisible):
+class Labelled(Input):
     """What an input has whose features go by their names, the label among them."""
 
     NAMED: ClassVar[str]  # the key of these
     label: types.Text | None = None
     """The one that is the label; null where there is none."""
+    holdout: Annotated[types.Number, Field(gt=0, lt=1)] | None = None
+    """Which share of the rows training leaves out, as 0.1; an input that is not for training has
+    these alone. Chosen by a hash of the row, so always the same rows."""
+    cache: bool = False
+    """true: what is read is kept in memory until a training, or one evaluation, is over. Tables
+    below 1 GiB are in memory anyway."""
 
     _whole: "Labelled | None" = pydantic.PrivateAttr(None)  # of which this, to predict, is a part
 
@@ -246,13 +237,16 @@ class Tfrecord(Labelled):
         return "" if self.compression == "none" else self.compression
 
 
-class Function(Divisible):
+class Function(Input):
     """A function that returns a `tf.data.Dataset`, called with what it names."""
 
     kind: Literal["function"] = "function"
     """function: one of yours."""
     function: types.Function
     """`package.module:function`; may name `mode`, `params`, `batch_size`."""
+    cache: bool = False
+    """true: rows are kept in memory until a training, or one evaluation, is over. A function may
+    keep them in files itself: `dataset.cache(path)`."""
     batched: bool | None = None
     """Whether its dataset is batched already; null: found out from its graph and its shapes."""
 

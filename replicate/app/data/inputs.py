@@ -215,11 +215,6 @@ def _of_function(
         batched = source.batched
         if batched is None:
             batched = is_batched(found, source.batch_size)
-        if source.holdout is not None:
-            if batched:
-                _refuse_rows_unlike(found.element_spec, key, named)
-                found, batched = found.unbatch(), False
-            found = _own_side(source, mode == types.TRAIN)(found)
         found = found.cache() if source.cache else found
         if source.shuffle:
             found = found.shuffle(_buffer(source))
@@ -231,44 +226,18 @@ def _of_function(
     return make
 
 
-def _refuse_rows_unlike(batch: Any, key: str, named: str) -> None:
-    """Refuses batches whose rows would differ with those beside them, or that have no rows."""
-    for spec in tf.nest.flatten(batch):
-        shape = getattr(spec, "shape", None)
-        if shape is None or isinstance(spec, tf.SparseTensorSpec):
-            continue
-        # A ragged tensor pads no row in its ragged dimensions.
-        inner = None if not shape.rank else shape[getattr(spec, "ragged_rank", 0) + 1 :]
-        if inner is None or not inner.is_fully_defined():
-            raise errors.RunError(
-                f"{named} must return rows, or batches whose tensors all have rows of a size that "
-                f"is known, as {key}.holdout chooses rows by what they have and padding differs "
-                f"with the batch, got {spec}. Return rows before they are padded, pad to one size, "
-                f"set {key}.batched: false if these are rows, or {key}.holdout: null."
-            )
-
-
-def _own_side(source: input_config.Divisible, is_training: bool) -> positions.Change:
-    """Returns what takes from a dataset the rows that are held out, or leaves them out."""
+def _own_side(source: input_config.Tfrecord, is_training: bool) -> positions.Change:
+    """Returns what takes from records those that are held out, or leaves them out."""
     share = source.holdout
     if share is None:
         return lambda found: found
 
     @tf.autograph.experimental.do_not_convert
-    def is_wanted(*row: types.Nest) -> tf.Tensor:
-        parts = [part for one in tf.nest.flatten(row) for part in _contents(one)]
-        text = tf.strings.join([tf.io.serialize_tensor(part) for part in parts])
-        place = tf.strings.to_hash_bucket_fast(text, _PLACES)
+    def is_wanted(record: tf.Tensor) -> tf.Tensor:
+        place = tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(record), _PLACES)
         return tf.not_equal(place < round(share * _PLACES), is_training)
 
     return lambda found: found.filter(is_wanted)
-
-
-def _contents(value: types.Rows | None) -> list[tf.Tensor]:
-    """Returns what makes up a row's tensor; a sparse one's shape is that of the widest beside."""
-    if isinstance(value, tf.SparseTensor):
-        return [value.indices, value.values]
-    return [] if value is None else tf.nest.flatten(value, expand_composites=True)
 
 
 def _buffer(source: input_config.Input, count: int | None = None) -> int:

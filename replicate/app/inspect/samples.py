@@ -40,7 +40,8 @@ _FEW_BY_HASH = 50  # of fewer rows perhaps none is held out
 _RECORDS = 100  # that are looked at
 _KINDS = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
 
-HELD_OUT = "It has the rows that training leaves out."
+_HELD_OUT = "It has the rows that training leaves out."
+_BY_MODE = "The function may name mode, which is train, eval or infer, and return other rows."
 
 
 class Sample(NamedTuple):
@@ -73,7 +74,7 @@ def look(data: str, label: str | None = None) -> Sample:
         RunError: If it is none of these, or holds nothing that can be read.
     """
     if types.is_function(data) and not os.path.exists(data):
-        return Sample({"kind": "function", "function": data, "holdout": 0.1}, others=HELD_OUT)
+        return Sample({"kind": "function", "function": data}, others=_BY_MODE)
     path = os.path.abspath(data)
     is_there = not os.path.isdir(path) and not files.absent([path])
     first = files.expanded([path], _KEY)[0] if is_there else ""
@@ -129,7 +130,7 @@ def _held_out(sample: Sample, rows: int) -> Sample:
     if rows < _FEW_BY_HASH:
         return sample
     sample.keys["holdout"] = 0.1
-    return sample._replace(others=HELD_OUT)
+    return sample._replace(others=_HELD_OUT)
 
 
 def _csv(path: str, label: str | None) -> Sample:
