@@ -189,7 +189,6 @@ def archives(draw):
         "features": draw(st.none() | st.lists(NAMED, min_size=1, max_size=3).map(tuple) | NAMED),
         "label": draw(st.none() | NAMED),
         "rows": draw(st.sampled_from([None, (0, 2), (1, None), (2, 9)])),
-        "dtypes": draw(st.dictionaries(NAMED, DTYPES, max_size=2)),
     }
     return draw(st.just(whole) | edited([whole], PIECES)), keys
 

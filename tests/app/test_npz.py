@@ -42,42 +42,28 @@ def test_npz_features_may_be_named_in_three_ways(archive):
     assert lone.shape == (6, 2)
 
 
-def test_npz_rows_are_cut_and_converted(archive):
+def test_npz_rows_are_cut(archive):
     features, label = npz(
         archive,
         features=("image",),
         label="label",
         rows=(4, None),
-        dtypes={"image": "float32", "label": "int32"},
     )
-    np.testing.assert_array_equal(features["image"], np.float32([[8, 9], [10, 11]]))
-    assert (label.tolist(), label.dtype) == ([4, 5], np.int32)
-
-
-def test_npz_numbers_may_be_read_as_text_or_as_truths(archive):
-    features, label = npz(
-        archive,
-        features=("image", "name"),
-        label="label",
-        rows=(0, 2),
-        dtypes={"image": "bool", "label": "string"},
-    )
-    assert features["image"].tolist() == [[False, True], [True, True]]
-    assert features["name"].tolist() == [b"a", b"b"]
-    assert label.tolist() == [b"0", b"1"]
+    assert features["image"].tolist() == [[8, 9], [10, 11]]
+    assert label.tolist() == [4, 5]
 
 
 def test_npz_text_of_any_language_is_utf8(tmp_path):
     path = tmp_path / "t.npz"
     np.savez(path, word=np.array(["größe", "λ", ""]), raw=np.array(["λ".encode(), b"\xff", b"c"]))
-    features, _ = npz(str(path), dtypes={"raw": "string"})
+    features, _ = npz(str(path))
     assert features["word"].tolist() == ["größe".encode(), "λ".encode(), b""]
     assert features["raw"].tolist() == ["λ".encode(), b"\xff", b"c"]
     np.savez(path, word=np.array(["a", "\ud800"]))  # half of a character
-    with pytest.raises(errors.RunError, match=r"eval.input.dtypes: .*t.npz: word cannot be conv"):
+    with pytest.raises(errors.RunError, match=r"eval.input: .*t.npz: word cannot become a"):
         npz(str(path))
     np.savez(path, day=np.array(["2026-01-01"], dtype="datetime64[D]"))
-    with pytest.raises(errors.RunError, match=r"day cannot be converted to tensors: it holds date"):
+    with pytest.raises(errors.RunError, match=r"day cannot become a tensor: it holds date"):
         npz(str(path))
 
 
@@ -98,8 +84,6 @@ def test_npz_text_of_any_language_is_utf8(tmp_path):
         ({"features": ("ragged",)}, "ragged must hold numbers or text, but holds Python objects"),
         ({"features": ("image",), "rows": (0, 7)}, "must lie within the 6 rows"),
         ({"features": ("image",), "rows": (6, None)}, "must lie within the 6 rows"),
-        ({"features": ("name",), "dtypes": {"name": "int32"}}, "cannot be converted to int32"),
-        ({"features": ("image",), "dtypes": {"imge": "int32"}}, "got 'imge'; there is "),
     ],
 )
 def test_bad_npz_inputs_are_named(archive, keys, fault):
@@ -107,33 +91,6 @@ def test_bad_npz_inputs_are_named(archive, keys, fault):
         npz(archive, **keys)
     assert str(caught.value).startswith("eval.input")
     assert fault in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "dtype", "fault"),
-    [
-        (np.int64([[1, 2], [3, 4], [5, 300]]), "uint8", "row 2 (the first is 0) is [  5, 300]"),
-        (np.int64([1, -1, 2]), "uint8", "row 1 (the first is 0) is -1"),
-        (np.float32([1, 2, 2.5]), "int32", "row 2 (the first is 0) is 2.5"),
-        (np.float32([1, np.nan, 2]), "int64", "row 1 (the first is 0) is nan"),
-        (np.float64([1, 2, 1e300]), "float32", "row 2 (the first is 0) is 1.e+300"),
-    ],
-)
-def test_a_row_that_its_dtype_cannot_hold_is_named(tmp_path, values, dtype, fault):
-    path = tmp_path / "d.npz"
-    np.savez(path, x=values)
-    for rows in (None, (1, None)):
-        with pytest.raises(errors.RunError) as caught:
-            npz(str(path), rows=rows, dtypes={"x": dtype})
-        assert f"{path}: x cannot be converted to {dtype}: {fault}. Correct" in str(caught.value)
-
-
-def test_numbers_that_their_dtype_holds_are_converted(tmp_path):
-    path = tmp_path / "d.npz"
-    np.savez(path, x=np.float64([0, 255, 7]), y=np.float64([np.inf, np.nan, 0.1]))
-    features, _ = npz(str(path), dtypes={"x": "uint8", "y": "float32"})
-    assert features["x"].tolist() == [0, 255, 7]
-    np.testing.assert_array_equal(features["y"], np.float32([np.inf, np.nan, 0.1]))
 
 
 def test_what_is_no_npz_file_is_refused(tmp_path):

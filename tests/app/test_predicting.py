@@ -77,9 +77,7 @@ def test_the_file_may_stand_behind_options_and_replaces_that_of_predict(folder, 
 
 def test_the_first_input_that_reads_files_says_how_a_file_is_read(folder, capsys, tmp_path):
     np.savez(tmp_path / "new.npz", x=np.float32([3]), id=np.int64([0]), word=np.array(["a"]))
-    evaluated = (
-        "--eval.input={kind: npz, file: none.npz, label: y, dtypes: {y: float32}, rows: [9, 10]}"
-    )
+    evaluated = "--eval.input={kind: npz, file: none.npz, label: y, rows: [9, 10]}"
     assert predicted(folder, capsys, evaluated, tmp_path / "new.npz") == [6.0]
     assert run(folder, "predict", evaluated, folder / "new.csv") == 1
     assert "must be npz, but is text. Set kind: csv" in capsys.readouterr().err

@@ -382,7 +382,7 @@ def test_a_member_that_is_no_array_is_told(tmp_path):
 @pytest.mark.parametrize("number", [0xD800, 0x110000, 2**32 - 1])
 def test_text_of_what_is_no_character_is_told(tmp_path, number):
     np.savez(tmp_path / "d.npz", x=np.array([number], np.uint32).view("<U1"))
-    with pytest.raises(errors.RunError, match=r"k\.dtypes: .*d\.npz: x cannot be converted"):
+    with pytest.raises(errors.RunError, match=r"k: .*d\.npz: x cannot become a tensor"):
         npz.read(input_config.Npz(file=str(tmp_path / "d.npz")), "k")
 
 

@@ -190,8 +190,6 @@ class Npz(Input):
     """The array that is the label; null where there is none."""
     rows: Annotated[types.Items[_Row], pydantic.AfterValidator(_rows)] | None = None
     """[start, stop]: only these rows, e.g. to hold a test split out."""
-    dtypes: dict[str, catalog.Dtype] = Field({})
-    """For a feature or array, the dtype to convert it to."""
 
 
 class Feature(types.Section):

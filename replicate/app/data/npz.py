@@ -1,6 +1,6 @@
 """Arrays from npz files: features and a label, checked against what the config says."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,8 +10,6 @@ from replicate import errors
 from replicate.app.config import files, input_config, types
 
 Features: TypeAlias = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
-
-_OWN = "tensors"  # of whatever dtype the array has
 
 
 def read(
@@ -39,21 +37,15 @@ def read(
         )
     label = [] if source.label is None else [source.label]
     wanted = [*named.items(), *((name, name) for name in label if has_label)]
-    _require(f"{key}: {source.file}: must have the array", (a for _, a in wanted), stored)
-    of_dtypes = f"{key}.dtypes: must be of features and arrays, got"
-    _require(of_dtypes, source.dtypes, {*stored, *named, *label})
+    for _, array in wanted:
+        if array not in stored:
+            then = types.meant(array, sorted(stored), "Correct the config, or the file.")
+            rule = f"must have the array {array!r}; there is {', '.join(stored)}"
+            raise errors.RunError(f"{key}: {source.file}: {rule}. {then}")
     _check_rows({array: stored[array] for _, array in wanted}, source.file, key)
-    found = [(name, _cut(stored[array], source, (name, array), key)) for name, array in wanted]
+    found = [(name, _cut(stored[array], source, array, key)) for name, array in wanted]
     labels = found.pop()[1] if has_label and label else None
     return (found[0][1] if isinstance(source.features, str) else dict(found)), labels
-
-
-def _require(rule: str, names: Any, known: Collection[str]) -> None:
-    """Refuses a name that is none of those that are known."""
-    for name in names:
-        if name not in known:
-            then = types.meant(name, sorted(known), "Correct the config, or the file.")
-            raise errors.RunError(f"{rule} {name!r}; there is {', '.join(known)}. {then}")
 
 
 def load(path: str, key: str) -> dict[str, npt.NDArray[Any]]:
@@ -117,9 +109,9 @@ def _check_rows(arrays: Mapping[str, npt.NDArray[Any]], path: str, key: str) -> 
 
 
 def _cut(
-    array: npt.NDArray[Any], source: input_config.Npz, names: tuple[str, ...], key: str
+    array: npt.NDArray[Any], source: input_config.Npz, name: str, key: str
 ) -> npt.NDArray[Any]:
-    """Takes the rows and the dtype that the config says."""
+    """Returns the rows that the config says; text as UTF-8, as TensorFlow has it."""
     start, stop = source.rows or (None, None)
     rows = array[start:stop]
     if (stop is not None and stop > len(array)) or not len(rows):
@@ -127,43 +119,14 @@ def _cut(
             f"{key}.rows: must lie within the {len(array)} rows of {source.file}, "
             f"got {[start, stop]}. Correct rows."
         )
-    dtype = next((source.dtypes[name] for name in names if name in source.dtypes), _OWN)
-    try:
-        return _converted(rows, dtype, start or 0)
-    except (ValueError, TypeError, SystemError) as e:  # the last of no character's number
-        raise errors.RunError(
-            f"{key}.dtypes: {source.file}: {names[0]} cannot be converted to {dtype}: "
-            f"{e}. Correct dtypes, or the file."
-        ) from e
-
-
-def _converted(rows: npt.NDArray[Any], dtype: str, start: int) -> npt.NDArray[Any]:
-    """Returns rows of a dtype, or their own; text as UTF-8, as TensorFlow has it.
-
-    Args:
-        rows: [rows, ...], numbers or text.
-        dtype: The dtype.
-        start: Which row of the file the first one is.
-
-    Raises:
-        ValueError: If one is not the same number any more.
-        TypeError: If TensorFlow has no such numbers, or text is to be one.
-    """
-    if dtype == "string":
-        made = rows if rows.dtype.kind == "S" else rows.astype(str)
-    elif dtype == _OWN:
-        made = rows
-    elif rows.dtype.kind not in "biuf":
-        raise TypeError(f"it holds {rows.dtype}, no numbers")
-    else:
-        with np.errstate(all="ignore"):
-            made = rows.astype(dtype)
-            changed = np.isfinite(rows) & ~np.isfinite(made)
-            changed |= (made != rows) & (made.dtype.kind in "iu")
-        if changed.any():
-            place = int(np.argmax(changed.reshape(len(rows), -1).any(axis=1)))
-            shown = np.array2string(rows[place], threshold=6, separator=", ").replace("\n", "")
-            raise ValueError(f"row {start + place} (the first is 0) is {shown}")
-    if made.dtype.kind not in "biufcSU" or made.dtype.char in "gG":
-        raise TypeError(f"it holds {made.dtype}, which TensorFlow has not")
-    return np.char.encode(made, "utf-8") if made.dtype.kind == "U" else made
+    fault: object = f"it holds {rows.dtype}, which TensorFlow has not"
+    if rows.dtype.kind in "biufcS" and rows.dtype.char not in "gG":
+        return rows
+    if rows.dtype.kind == "U":
+        try:
+            return np.char.encode(rows, "utf-8")
+        except (UnicodeError, SystemError) as e:  # the latter of no character's number
+            fault = e
+    raise errors.RunError(
+        f"{key}: {source.file}: {name} cannot become a tensor: {fault}. Correct the file."
+    )

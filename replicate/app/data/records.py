@@ -41,15 +41,8 @@ def dataset(
     names = tf.data.Dataset.from_tensor_slices([files.relative(path) for path in paths])
     if source.shuffle and len(paths) > 1:
         names = names.shuffle(len(paths), seed)
-    at_a_time = min(source.parallel_reads, len(paths))
-    if at_a_time == 1:
-        return tf.data.TFRecordDataset(names, source.compression_type)
-    return names.interleave(
-        lambda name: tf.data.TFRecordDataset(name, source.compression_type),
-        cycle_length=at_a_time,
-        num_parallel_calls=at_a_time,
-        deterministic=True,
-    )
+    at_a_time = source.parallel_reads if source.parallel_reads > 1 else None
+    return tf.data.TFRecordDataset(names, source.compression_type, num_parallel_reads=at_a_time)
 
 
 def parsings(source: input_config.Tfrecord) -> dict[str, Any]:
