@@ -97,16 +97,12 @@ class StopRequest:
     A thread of its own hears the signals: the main thread may be inside TensorFlow for as
     long as a step takes, and Python calls handlers only when that is over.
 
-    Args:
-        before_leaving: What a second signal runs before the process ends.
-
     Attributes:
         requested: Whether a signal came.
     """
 
-    def __init__(self, before_leaving: Callable[[], None] = lambda: None):
+    def __init__(self) -> None:
         self.requested = False
-        self._before_leaving = before_leaving
         self._signals: list[signal.Signals] = []
         self._leave = contextlib.ExitStack()
 
@@ -134,7 +130,6 @@ class StopRequest:
                 if number[0] not in self._signals:
                     continue
                 if self.requested:
-                    self._before_leaving()
                     _do_last()
                     os._exit(INTERRUPTED)
                 self.requested = True

@@ -139,7 +139,6 @@ clip_global_norm=0 | clip_global_norm: must be above 0, got 0.
 clip_global_norm=.nan | clip_global_norm: must be a finite number, got nan.
 train.input.kind=cvs | Did you mean csv?
 train.input.file="a\0b" | train.input.file: must be a text without the character 0, got 'a\x00b'
-export={inputs: {"a\0b": c}} | inputs: keys are plain words.
 train.input.rows=[3, 3] | train.input.rows: must be [start, stop] with start below stop, got [3, 3
 train.input.batch_size=0 | train.input.batch_size: must be at least 1, got 0.
 train.input.batch_size=1e30 | train.input.batch_size: must be at most 9223372036854775807, got 1e+

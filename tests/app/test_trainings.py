@@ -377,16 +377,16 @@ def test_a_training_that_is_stopped_before_its_first_step_says_so(folder, monkey
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_chief_that_is_stopped_in_an_evaluation_ends_the_session_of_all(size):
+def test_a_chief_that_is_stopped_in_an_evaluation_ends_the_session_of_all(monkeypatch, size):
     def stopped(_):
         raise interrupts.Interrupted
 
-    of = types.SimpleNamespace
-    settings = of(evaluated_every=2, section=lambda _: of(early_stopping=None))
+    monkeypatch.setattr(outcomes.Outcomes, "_evaluate", stopped)
+    of, none = types.SimpleNamespace, {"eval": None, "export": None}
+    settings = of(evaluated_every=2, section=lambda _: of(early_stopping=None), **none)
     run, goal = of(settings=settings, task=of(size=size)), of(start=0, end=9)
     goal.early_reason = lambda step: None
-    training = of(estimator=of(latest_checkpoint=str))
-    listener = trainings._Checkpoints(run, goal, training, of(evaluate=stopped))
+    listener = outcomes.Outcomes(run, goal, None)
     assert listener.after_save(None, 1) is False
     if size > 1:
         assert listener.after_save(None, 2) is True

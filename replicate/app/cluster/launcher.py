@@ -78,7 +78,9 @@ def launch(
     with contextlib.ExitStack() as leave:
         leave.enter_context(folders.launching(logs))
         leave.enter_context(display)
-        stop = leave.enter_context(interrupts.StopRequest(cluster.kill))
+        interrupts.LAST_DEEDS.append(cluster.kill)
+        leave.callback(interrupts.LAST_DEEDS.remove, cluster.kill)
+        stop = leave.enter_context(interrupts.StopRequest())
         display.say(f"logs: {logs}")
         while not cluster.run(stop):
             begin = time.monotonic() + cluster.delay

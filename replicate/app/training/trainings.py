@@ -6,23 +6,15 @@ evaluations, the best checkpoint, exports. A worker that is no chief only makes 
 """
 
 import functools
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from replicate import errors
-from replicate.app.config import config, files, sections
+from replicate.app.config import config, files
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import checkpoints, records
-from replicate.app.training import (
-    device_choice,
-    improvement,
-    outcomes,
-    running,
-    steps,
-)
-from replicate.compat.tensorflow import tf1
+from replicate.app.training import device_choice, outcomes, running, steps
 from replicate.console import interrupts, progress
 
 
@@ -108,15 +100,14 @@ def _trained(
     """Makes the steps, and does what follows; returns what that came to, and what ended it."""
     start, settings = goal.start, run.settings
     training = steps.Steps(run, goal)
-    following = outcomes.Outcomes(run, training.estimator)
+    following = outcomes.Outcomes(run, goal, training)
     begin = functools.partial(_write_down, run, goal, kept, changes)
     if goal.is_reached:
         begin()
         step = start
     else:
-        listener = _Checkpoints(run, goal, training, following)
-        is_over = listener.after_save(None, start)  # the run before may have been cut off
-        step = start if is_over else training.make(listener, begin)
+        is_over = following.after_save(None, start)  # the run before may have been cut off
+        step = start if is_over else training.make(following, begin)
     ended_by = goal.reason_at(step) or training.ended_by
     if training.were_stopped:
         raise interrupts.Interrupted
@@ -131,8 +122,7 @@ def _trained(
             )
         if kept.is_finished(step):  # all rows were read before
             return Trained(step, False), ended_by
-    newest = training.estimator.latest_checkpoint()
-    return Trained(step, True, *following.finish(step, ended_by, newest)), ended_by
+    return Trained(step, True, *following.finish(step, ended_by)), ended_by
 
 
 def _write_down(
@@ -158,54 +148,6 @@ def _write_down(
         say(f"training from step 0 {goal.text()}, in {run.model_dir}")
     for change in changes if start else ():
         say(f"config: {change}")  # of a run that has begun
-
-
-class _Checkpoints(tf1.train.CheckpointSaverListener):
-    """Evaluates at each multiple of `eval.every_steps`, and ends a training early.
-
-    The last step of a training is left out: an evaluation follows it anyhow.
-
-    Args:
-        run: The run.
-        goal: Where its training ends.
-        training: The steps.
-        following: What evaluates.
-    """
-
-    def __init__(
-        self,
-        run: running.Run,
-        goal: running.Goal,
-        training: steps.Steps,
-        following: outcomes.Outcomes,
-    ):
-        self._run = run
-        self._goal = goal
-        self._training = training
-        self._following = following
-        every = run.settings.evaluated_every
-        self._every = math.inf if every is None else every
-        self._rounds = goal.start // self._every
-        early = run.settings.section(sections.Train).early_stopping
-        if early is not None:  # which misses none
-            known = improvement.evaluations(run.model_dir, early.metric, goal.start)
-            self._rounds = (known[-1][0] if known else 0) // self._every
-
-    def after_save(self, session: tf1.Session | None, global_step_value: int) -> bool:
-        """Returns whether training is to end."""
-        step = int(global_step_value)
-        is_last = self._goal.end is not None and step >= self._goal.end
-        is_due = step // self._every > self._rounds and not is_last
-        self._rounds = max(self._rounds, step // self._every)
-        if is_due:
-            try:
-                self._following.evaluate(self._training.estimator.latest_checkpoint())
-            except interrupts.Interrupted:
-                if self._run.task.size == 1:
-                    raise
-                return True  # as a session ends, so that the other workers are told
-            self._training.pause()
-        return not is_last and self._goal.early_reason(step) is not None
 
 
 def follow(run: running.Run) -> Trained:
