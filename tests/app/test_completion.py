@@ -38,8 +38,7 @@ train configs/ | file
 train a.yaml --pri | --print-config
 launch a.yaml --wor | --workers
 launch a.yaml --cluster.communication_ | auto nccl ring
-train a.yaml --set see | seed=
-train a.yaml --set strategy=mi | strategy=mirrored
+train a.yaml --see | --seed
 train a.yaml --train.step | --train.steps
 train a.yaml --strategy=mi | mirrored
 train --train.steps 10 a | file
@@ -109,12 +108,12 @@ ZSH = """
 compdef() {}
 compadd() { print -l -- ${(P)5} }
 eval "$(replicate completion zsh)"
-words=(replicate train a.yaml --set strategy=mi); CURRENT=5
+words=(replicate train a.yaml --strategy mi); CURRENT=5
 _replicate_completion
 """
 FISH = """
 replicate completion fish | source
-complete -C "replicate train a.yaml --set strategy=mi"
+complete -C "replicate train a.yaml --strategy mi"
 """
 
 
@@ -122,8 +121,8 @@ complete -C "replicate train a.yaml --set strategy=mi"
     ("shell", "text", "asked", "shown"),
     [
         ("bash", "complete -o", BASH, "mirrored"),
-        ("zsh", "compdef", ZSH, "strategy=mirrored"),
-        ("fish", "--command replicate", FISH, "strategy=mirrored"),
+        ("zsh", "compdef", ZSH, "mirrored"),
+        ("fish", "--command replicate", FISH, "mirrored"),
     ],
 )
 def test_each_shell_has_its_script_which_completes(capsys, tmp_path, shell, text, asked, shown):

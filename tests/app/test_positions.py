@@ -135,8 +135,8 @@ def read(source, position, count=None, seed=3, task=cluster.ALONE):
     found = []
     with tf.Graph().as_default() as graph, tf1.Session() as session:
         graph.seed = seed
-        make = inputs.input_fn(source, "train.input", "train", {}, task, position)
-        element = tf1.data.make_one_shot_iterator(make()).get_next()
+        make = inputs.input_fn(source, "train.input", "train", {}, task)
+        element = tf1.data.make_one_shot_iterator(make(position)).get_next()
         while count is None or len(found) < count:
             try:
                 found.append(session.run(element["x"]).tolist())

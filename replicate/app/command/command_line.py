@@ -177,7 +177,6 @@ quiet = flag("--quiet", "no progress, only results")
     "KEY=VALUE",
     "override a key, e.g. train.steps=1e3; may be repeated. --train.steps 1e3 is the same",
     multiple=True,
-    shell_complete=completion.config_key,
 )
 @folder("--model-dir", "override the key model_dir")
 @flag("--print-config", "print the config with all defaults, and stop")

@@ -81,7 +81,7 @@ def train(request: "Request") -> None:
     is_apart = request.launcher is not None and not options.json
     apart = json_output.alone() if is_apart else contextlib.nullcontext()
     with apart:
-        done = runner.train(settings, _display(request), request.line)
+        done = runner.train(settings, request.display, request.line)
     if options.json:
         told = {"name": settings.name, "model_dir": settings.model_dir}
         request.print_json({**told, **done._asdict()})
@@ -238,7 +238,7 @@ def average(request: "Request") -> None:
     with interrupts.at_once():
         from replicate.app.training import runner
 
-    display = _display(request)
+    display = request.display
     path, paths = runner.average(
         request.settings, options.last, options.checkpoints, options.output
     )
@@ -258,7 +258,7 @@ def verify(request: "Request") -> int | None:
     with interrupts.at_once():
         from replicate.app.training import runner
 
-    found = runner.verify(request.settings, _display(request))
+    found = runner.verify(request.settings, request.display)
     if request.options.json:
         request.print_json(found.as_dict())
     else:
@@ -275,7 +275,7 @@ def describe(request: "Request") -> None:
         from replicate.app.command import report
         from replicate.app.inspect import description
 
-    options, display = request.options, _display(request)
+    options, display = request.options, request.display
     found = description.describe(request.settings)
     if options.json:
         request.print_json(found.as_dict())
@@ -381,7 +381,7 @@ def _of_run(request: "Request") -> "progress.Display":
     from replicate.app.config import config
     from replicate.app.runs import records
 
-    display, settings = _display(request), request.settings
+    display, settings = request.display, request.settings
     kept = records.Records(settings.model_dir, display.say)
     changes = kept.changes(config.to_yaml(settings, settings.model_dir))
     differing = [f"config: {change}" for change in changes if change.startswith(_OF_MODEL)]
@@ -389,12 +389,3 @@ def _of_run(request: "Request") -> "progress.Display":
         own = f"replicate {request.options.command} {settings.model_dir}"
         display.say("\n".join([*differing, f"with the run's own config: {own}"]))
     return display
-
-
-def _display(request: "Request") -> "progress.Display":
-    """Returns where progress goes; makes TensorFlow's loggers as quiet as is asked for."""
-    from replicate.compat.tensorflow import tf
-
-    if request.options.quiet:
-        tf.get_logger().setLevel("ERROR")
-    return request.display

@@ -45,14 +45,6 @@ def key_options() -> list[click.Parameter]:
     ]
 
 
-def config_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Completes `a.b=value`."""
-    key, equals, begun = incomplete.partition("=")
-    if equals:
-        return [f"{key}={one}" for one in keys().get(key, ()) if one.startswith(begun)]
-    return [f"{name}=" for name in keys() if name.startswith(incomplete)]
-
-
 def is_key(name: str) -> bool:
     """Tells whether an option is a key of a config, or of a mapping in one."""
     return "." in name or ("-" not in name and name not in ("help", "set") and name in keys())

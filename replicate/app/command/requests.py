@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 import sys
 import types
@@ -65,6 +66,8 @@ def carry_out(
     """Reads the configs, all of them before any fault is reported, and runs the command."""
     messages.show_progress(False)  # commands have bars
     messages.show_news(False)  # commands say which devices they use
+    if options.quiet:
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
     section, file = command.section, getattr(options, "data", None)
     configs: dict[str, config.Config] = {}
     faults: dict[str, str] = {}

@@ -26,7 +26,8 @@ from replicate.graph import rows
 from replicate.strategy.cluster import cluster as clusters
 
 InputFn: TypeAlias = Callable[[], tf.data.Dataset]
-Batches: TypeAlias = Callable[[positions.Position], tf.data.Dataset]  # from there on
+Batches: TypeAlias = Callable[..., tf.data.Dataset]
+"""An input_fn that may be given a `Position`, from which on it makes batches."""
 
 _PLACES = 2**30  # that hashes of rows have
 _STREAM_BUFFER = 10_000  # rows a stream is shuffled over where the config only says true
@@ -39,20 +40,10 @@ def input_fn(
     mode: str,
     params: Mapping[str, Any],
     task: clusters.Cluster = clusters.ALONE,
-    position: positions.Position = positions.FIRST,
-) -> InputFn:
-    """Returns an Estimator input_fn, which begins at a position; see `batches`."""
-    return functools.partial(batches(source, key, mode, params, task), position)
-
-
-def batches(
-    source: input_config.AnyInput,
-    key: str,
-    mode: str,
-    params: Mapping[str, Any],
-    task: clusters.Cluster = clusters.ALONE,
 ) -> Batches:
-    """Returns what makes batches of an input; bad files are found now, before a graph is built.
+    """Returns an Estimator's input_fn, which may be given where in the data to begin.
+
+    Bad files are found now, before a graph is built.
 
     Args:
         source: The input as the config has it.
@@ -185,7 +176,7 @@ def _of_rows(
 ) -> Batches:
     """Returns what makes batches of rows; each batch is finished by a function."""
 
-    def make(position: positions.Position) -> tf.data.Dataset:
+    def make(position: positions.Position = positions.FIRST) -> tf.data.Dataset:
         found = positions.of_rows(position, source, rows, _buffer(source, count), count)
         return _ahead(own_part(found, task).map(finished), source)
 
@@ -204,7 +195,7 @@ def _of_function(
     source, task, context = left_to(fn, source, task)
     offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
 
-    def make(position: positions.Position) -> tf.data.Dataset:
+    def make(position: positions.Position = positions.FIRST) -> tf.data.Dataset:
         named = f"{key}.function: {source.function}"
         found = functions.call_with_named(fn, {**offered, "input_context": context}, named)
         if not isinstance(found, tf.data.Dataset):

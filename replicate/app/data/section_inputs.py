@@ -36,10 +36,9 @@ def input_fn(
     source = settings.input_of(section)
     if not cached and hasattr(source, "cache"):
         source = source.model_copy(update={"cache": False})
+    made = inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params, task)
     position = positions.Position(passed_over(settings, start) if start else 0)
-    return inputs.input_fn(
-        source, f"{section}.input", _MODES[section], settings.params, task, position
-    )
+    return functools.partial(made, position)
 
 
 def passed_over(settings: config.Config, start: int) -> int:
@@ -91,7 +90,7 @@ def in_epochs(
     source = settings.section(sections.Train).input
     # NOTE: with servers the steps of all workers count, and each one takes its turns in the end.
     shared = clusters.ALONE if task.servers else task
-    make = inputs.batches(source, "train.input", _MODES["train"], settings.params, shared)
+    make = inputs.input_fn(source, "train.input", _MODES["train"], settings.params, shared)
     once = positions.Position(by_pass=True, times=1)
     length = positions.length_of(lambda: make(once), most=sys.maxsize if start else 0)
     times = number if source.repeat is True else min(number, int(source.repeat or 1))

@@ -15,34 +15,24 @@ from replicate.exporting import export
 _LONE = "input"  # what the served name of features is that are one tensor
 
 
-class Exports:
-    """Writes SavedModels of one Estimator.
-
-    Args:
-        settings: The config.
-        made: The Estimator.
+def saver(settings: config.Config, made: estimator.Estimator) -> Callable[[str], str]:
+    """Returns what exports a checkpoint of an Estimator, by its path, and returns the SavedModel's.
 
     Raises:
         RunError: If what the config says cannot be written; better now than after training.
     """
+    wanted = settings.export or sections.Export()
+    directory = wanted.directory or os.path.join(settings.model_dir, "export")
+    folders.make(directory, "export.directory")
+    receive = receiver_fn(_features(settings, wanted))
 
-    def __init__(self, settings: config.Config, made: estimator.Estimator):
-        self._wanted = settings.export or sections.Export()
-        self._made = made
-        self._directory = self._wanted.directory or os.path.join(settings.model_dir, "export")
-        folders.make(self._directory, "export.directory")
-        self._receive = receiver_fn(_features(settings, self._wanted))
-
-    def save(self, checkpoint: str) -> str:
-        """Exports a checkpoint; returns the SavedModel's path."""
+    def save(checkpoint: str) -> str:
         path = export.export_saved_model(
-            self._made,
-            self._directory,
-            self._receive,
-            towers=self._wanted.towers,
-            checkpoint_path=checkpoint,
+            made, directory, receive, towers=wanted.towers, checkpoint_path=checkpoint
         )
         return os.fsdecode(path)
+
+    return save
 
 
 def _features(settings: config.Config, wanted: sections.Export) -> types.Nest:

@@ -67,11 +67,11 @@ class Outcomes(tf1.train.CheckpointSaverListener):
         self._goal = goal
         self._training = training
         self._latest: Metrics = {}  # of the last evaluation
-        self._input_fn = self._exports = None
+        self._input_fn = self._save = None
         if run.settings.eval is not None:
             self._input_fn = section_inputs.input_fn(run.settings, "eval")
         if run.settings.export is not None:
-            self._exports = exports.Exports(run.settings, training.estimator)
+            self._save = exports.saver(run.settings, training.estimator)
         every = run.settings.evaluated_every
         self._every = math.inf if every is None else every
         self._rounds = goal.start // self._every
@@ -129,7 +129,7 @@ class Outcomes(tf1.train.CheckpointSaverListener):
         run, path = self._run, None
         if self._latest.get(json_output.STEP) != step:
             self._evaluate()
-        if self._exports is not None and run.settings.section(sections.Export).after_training:
-            path = self._exports.save(self._training.estimator.latest_checkpoint())
+        if self._save is not None and run.settings.section(sections.Export).after_training:
+            path = self._save(self._training.estimator.latest_checkpoint())
         records.Records(run.model_dir, run.display.say).write_metrics(step, self._latest, ended_by)
         return self._latest or None, path

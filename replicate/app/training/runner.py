@@ -157,7 +157,7 @@ def export(settings: config.Config, named: str | None = None) -> str:
     def save(checkpoint: str) -> str:
         made = estimators.build(estimators.describe(settings), checkpoint=checkpoint)
         with checkpoints.naming(settings.model_dir, checkpoint):
-            return exports.Exports(settings, made).save(checkpoint)
+            return exports.saver(settings, made)(checkpoint)
 
     return _of(settings, named, save)
 
