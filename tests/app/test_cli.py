@@ -131,66 +131,6 @@ def test_check_tells_people_and_machines_all_faults_then_what_is_not_there(capsy
     assert cli.main(["check", DIGITS, "--strict"]) == 0
 
 
-LATE = """
-model_fn: replicate.examples.digits:model_fn
-train: {steps: 1, input: {kind: csv, file: a.csv, columns: {x: float32, y: float32}}}
-eval: {input: {kind: npz, file: none.npz}}
-predict: {input: {kind: csv, file: b*.csv, columns: {x: float32}}}
-"""
-
-
-@pytest.fixture(name="began")
-def _note_what_begins(tmp_path, monkeypatch):
-    """Returns a list of what is begun, in place of running it; c.yaml is LATE."""
-    began = []
-    for command in commands.whole_line.commands.values():
-        monkeypatch.setattr(command, "callback", began.append)
-    (tmp_path / "a.csv").write_text("x,y\n1,0.5\n")
-    (tmp_path / "c.yaml").write_text(LATE)
-    monkeypatch.chdir(tmp_path)
-    return began
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("train", "eval.input: none.npz: the file must exist, but does not"),
-        ("launch --workers=2", "eval.input: none.npz: the file must exist, but does not"),
-        ("evaluate", "eval.input: none.npz: the file must exist, but does not"),
-        ("predict", "predict.input: b*.csv: a file must exist by this name or pattern"),
-        ("predict --model-dir=x c.csv", "FILE: c.csv: the file must exist, but does not"),
-        ("train --train.input.columns.y=int8", "train.input: a.csv:2: y must be int8, got"),
-        ("verify --train.input.columns.z=int8", "train.input: a.csv:1: the header must have"),
-    ],
-)
-def test_data_is_looked_at_before_tensorflow_is_loaded(capsys, tmp_path, began, line, fault):
-    command, *more = line.split()
-    assert cli.main([command, "c.yaml", *more]) == 1
-    assert capsys.readouterr().err.replace(f"{tmp_path}{os.sep}", "").startswith(fault)
-    assert (sorted(os.listdir()), began) == (["a.csv", "c.yaml"], [])
-
-
-def test_data_that_a_module_may_make_is_not_asked_for_before_it_is_imported(capsys, began):
-    pathlib.Path("c.yaml").write_text(LATE.replace("replicate.examples.digits", "mine"))
-    assert cli.main(["train", "c.yaml"]) == 0  # without none.npz
-    assert len(began) == 1
-    assert cli.main(["predict", "c.yaml", "c.csv"]) == 1  # who named it has it
-    pathlib.Path("a.csv").write_text("x,y\n1,half\n")
-    assert cli.main(["train", "c.yaml"]) == 1
-    assert "a.csv:2: y must be float32" in capsys.readouterr().err
-
-
-def test_data_of_a_run_that_has_begun_or_of_a_cluster_is_not_looked_at(began, monkeypatch):
-    os.mkdir("run")
-    line = ["train", "c.yaml", "--model-dir", "run"]
-    assert cli.main(line) == 1
-    pathlib.Path("run/checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"\n')
-    assert cli.main(line) == 0
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    assert cli.main([*line, "--model-dir", "other"]) == 0
-    assert len(began) == 2
-
-
 def test_print_config_shows_all_defaults_and_runs_nothing(capsys, tmp_path):
     line = ["train", DIGITS, "--print-config", "--set", "train.steps=1e3", "--model-dir", "x"]
     assert cli.main(line) == 0

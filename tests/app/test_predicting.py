@@ -102,7 +102,7 @@ def test_records_need_no_label_either(folder, capsys, tmp_path):
     ("options", "code", "text"),
     [
         ([], 2, "predict: this section is required. Add it."),
-        (["none.csv"], 1, "FILE: none.csv: the file must exist, but does not. Check the path.\n"),
+        (["none.csv"], 1, "predict.input: none.csv: the file must exist, but does not. Check the"),
         (["c.bin"], 1, "predict.input: c.bin:1: must be UTF-8 text"),
         (["d.npz"], 1, "predict.input: d.npz: must be text, but is an npz file. Set kind: npz."),
         (["new.csv", "--train.input=a:b"], 2, "of which none reads files. Add predict.input"),

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from replicate import errors
-from replicate.app.cluster import launcher, lifeline
+from replicate.app.cluster import lifeline
 from replicate.app.command import command_line
-from replicate.app.config import config, files, functions, schema
-from replicate.app.inspect import absences
-from replicate.console import interrupts, json_output, messages, progress
+from replicate.app.config import config, functions, schema
+from replicate.console import json_output, messages, progress
 
 _CALL_NOTHING = ("check", "launch")
 
@@ -68,12 +67,12 @@ def carry_out(
     messages.show_news(False)  # commands say which devices they use
     if options.quiet:
         logging.getLogger("tensorflow").setLevel(logging.ERROR)
-    section, file = command.section, getattr(options, "data", None)
+    file = getattr(options, "data", None)
     configs: dict[str, config.Config] = {}
     faults: dict[str, str] = {}
     for path in options.configs:
         try:
-            configs[path] = config.load(path, options.set, options.model_dir, file, section)
+            configs[path] = config.load(path, options.set, options.model_dir, file, command.section)
         except errors.ConfigError as e:
             faults[path] = str(e)
     prints = options.configs and options.print_config
@@ -84,30 +83,7 @@ def carry_out(
         return 0
     with _surroundings(options, configs.values()) as out:
         request = Request(options, line, found, configs, faults, out)
-        with interrupts.at_once():
-            if section is not None and configs:
-                _require_data(request, section)
         return (command.callback and command.callback(request)) or 0
-
-
-def _require_data(request: Request, section: str) -> None:
-    """Looks at the files that a command is to read, before TensorFlow is loaded.
-
-    A task of a cluster may need none of them, and a run that has begun may be over.
-
-    Raises:
-        RunError: If a file is not there, or a table does not fit.
-    """
-    options, settings, wanted = request.options, request.settings, [section]
-    if "TF_CONFIG" in os.environ:
-        return
-    if (file := getattr(options, "data", None)) is not None and "://" not in file:
-        files.expanded([file], "FILE")
-    if options.command in ("train", "launch"):
-        if launcher.saved_step(settings.model_dir) is not None:
-            return
-        wanted += ["eval"] * (settings.eval is not None)
-    absences.require_data(settings, wanted)
 
 
 def _print_configs(found: Iterable[config.Config], as_json: bool) -> None:

@@ -18,7 +18,6 @@ KeyPath: TypeAlias = documents.KeyPath
 
 _FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _MOST = 2**63 - 1
-_BYTES = r"(\d+(?:\.\d+)?) ?(?:([kKMGT])(i)?)?B"
 
 
 class Unknown(NamedTuple):
@@ -77,17 +76,6 @@ def _whole(value: object) -> object:
     return value
 
 
-def _bytes(value: object) -> object:
-    """Takes a number of bytes with its unit."""
-    found = re.fullmatch(_BYTES, value) if isinstance(value, str) else None
-    if found is None:
-        if isinstance(value, str):
-            raise ValueError("must be a number of bytes, such as 67108864, 64MB or 64MiB")
-        return _whole(value)
-    power, is_binary = " KMGT".index((found[2] or " ").upper()), bool(found[3])
-    return round(float(found[1]) * (1024 if is_binary else 1000) ** power)
-
-
 def _resolved(value: object) -> object:
     """Returns a path as an absolute one, if it is relative to the folder of a file."""
     folder = getattr(value, "folder", None)
@@ -106,14 +94,14 @@ Whole = Annotated[int, WHOLE]
 Positive = Annotated[int, Field(ge=1), WHOLE]
 NotNegative = Annotated[int, Field(ge=0), WHOLE]
 Bytes = Annotated[
-    int,
+    pydantic.ByteSize,
     Field(ge=1),
-    pydantic.BeforeValidator(_bytes),
+    WHOLE,
     pydantic.WithJsonSchema(
         {
             "anyOf": [
                 {"type": "integer", "minimum": 1},
-                {"type": "string", "pattern": f"^{_BYTES}$", "examples": ["64MB"]},
+                {"type": "string", "pattern": r"^[\d.]+ ?\w*$", "examples": ["64MB"]},
             ]
         }
     ),

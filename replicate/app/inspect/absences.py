@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from replicate.app.config import config, files, input_config, sections, types
 _MAY_HAVE_MORE = re.compile(
     r"import \*|__getattr__|__path__|\b(exec|globals|locals|vars)\(|sys\.modules|import modules"
 )
-_OURS = ("replicate.", "replicate:")
 
 
 def warnings(settings: config.Config) -> list[str]:
@@ -30,30 +29,6 @@ def warnings(settings: config.Config) -> list[str]:
     for key, text in _absent(settings):
         found.setdefault(text, f"{key}: warning: {text}")
     return list(found.values())
-
-
-def require_data(settings: config.Config, names: Iterable[str]) -> None:
-    """Raises the first fault of the files that sections read.
-
-    A module of the user's may make a file when it is imported; then one that is absent is no fault.
-
-    Args:
-        settings: The config.
-        names: The sections. Of tables to predict for only the model knows the columns.
-
-    Raises:
-        RunError: If a file is not there, or the first rows of a table do not fit.
-    """
-    may_be_made = any(not one.startswith(_OURS) for _, one in _functions(settings))
-    for name in names:
-        source = settings.input_of(name)
-        key = f"{name}.input"
-        local = [one for one in input_config.files_of(source) if "://" not in one]
-        if may_be_made and files.absent(local):
-            continue
-        files.expanded(local, key)
-        for fault in _unlike(source, key) if name != "predict" else ():
-            raise fault
 
 
 def _absent(settings: config.Config) -> Iterator[tuple[str, str]]:
