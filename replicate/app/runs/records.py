@@ -11,7 +11,6 @@ import numpy as np
 import yaml
 
 import replicate
-from replicate import errors
 from replicate.app.config import documents
 from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf
@@ -133,10 +132,20 @@ def is_ours(model_dir: str, name: str) -> bool:
     return _NEEDED[name] <= set(atomic_files.read_json(path))
 
 
+class _Loader(yaml.SafeLoader):
+    """The safe loader without aliases (*), of which `documents.dump` writes none."""
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+        """See base class."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError
+        return super().compose_node(parent, index)
+
+
 def _plain(text: str) -> Any:
     try:
-        return documents.Document(text, CONFIG).data
-    except errors.ConfigError:  # what has a record's first line need not be one
+        return yaml.load(text, _Loader)
+    except Exception:  # noqa: BLE001 - what has a record's first line need not be one
         return None
 
 
