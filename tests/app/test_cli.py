@@ -33,7 +33,7 @@ trane x.yaml | No such command 'trane'. Did you mean 'train'?
 serve | No such command 'serve'.
 train | Missing argument 'CONFIG'
 evaluate DIGITS --checkpoint=3 --all | --checkpoint must not come with --all
-average DIGITS | One of --last and --checkpoints is required.
+average DIGITS | Missing option '--last'.
 train DIGITS --sett a=b | No such option '--sett'. Did you mean --set?
 train DIGITS --devices=auto --devices.cpu 2 | Set all of it: --set devices='{cpu: 2}'
 train DIGITS --devices=auto --set devices.cpu=2 | Set all of it: --set devices='{cpu: 2}'

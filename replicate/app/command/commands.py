@@ -49,14 +49,6 @@ def _size(text: str) -> places.Size:
     raise click.BadParameter(f"must be {rule}, got {text!r}")
 
 
-def _listed(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        rule = "different checkpoints with commas between them"
-        raise click.BadParameter(f"must be {rule}, got {text!r}")
-    return names
-
-
 def _schema() -> str:
     from replicate.app.config import schema
 
@@ -226,24 +218,17 @@ def export(request: "Request") -> None:
 
 
 @line.command(f"replicate average {_DIGITS} --last 3", configs=1)
-@line.option("--last", "N", "how many of the newest in model_dir", _COUNT)
-@line.option("--checkpoints", "A,B", "these: steps, paths, best", _listed)
-@line.folder("--output", "where to write it; else averaged in model_dir")
+@line.option("--last", "N", "how many of the newest in model_dir", _COUNT, required=True)
 @_json("where it is")
 def average(request: "Request") -> None:
-    """Write the mean of checkpoints as another one."""
-    options = request.options
-    if (options.last is None) == (options.checkpoints is None):
-        raise click.UsageError("One of --last and --checkpoints is required.")
+    """Write the mean of checkpoints as another one, in the folder averaged of model_dir."""
     with interrupts.at_once():
         from replicate.app.training import runner
 
     display = request.display
-    path, paths = runner.average(
-        request.settings, options.last, options.checkpoints, options.output
-    )
+    path, paths = runner.average(request.settings, request.options.last)
     display.say(f"the mean of {len(paths)} checkpoints: {', '.join(paths)}")
-    if options.json:
+    if request.options.json:
         request.print_json({"path": path, "of": paths})
     else:
         print(path)

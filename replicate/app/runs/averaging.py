@@ -24,8 +24,7 @@ def average(paths: Sequence[str], folder: str) -> str:
     newest checkpoint.
 
     Args:
-        paths: The checkpoints; the newest is the one with the highest global step, or the
-            last of these.
+        paths: The checkpoints, the newest last.
         folder: Where it is written, as `model.ckpt-<step>` with a checkpoint state.
 
     Returns:
@@ -36,10 +35,9 @@ def average(paths: Sequence[str], folder: str) -> str:
     """
     readers = {path: _reader(path) for path in paths}
     _need_one_model(readers)
-    steps = {path: checkpoints.step_in(path) or 0 for path in paths}
-    newest = max(reversed(paths), key=steps.__getitem__)
-    name = f"model.ckpt-{steps[newest]}"
-    values = {}
+    newest, values = paths[-1], {}
+    step = checkpoints.step_in(newest) or 0
+    name = f"model.ckpt-{step}"
     for variable in sorted(readers[newest].get_variable_to_shape_map()):
         value = np.asarray(readers[newest].get_tensor(variable))
         dtype = tf.as_dtype(value.dtype)
@@ -52,7 +50,7 @@ def average(paths: Sequence[str], folder: str) -> str:
         values[variable] = value
     with checkpoints.writing(folder, name) as path:
         _save(values, path)
-    record = {"step": steps[newest], "checkpoints": list(map(str, paths))}
+    record = {"step": step, "checkpoints": list(map(str, paths))}
     atomic_files.write_json(os.path.join(folder, _RECORD), record)
     return os.path.join(folder, name)
 

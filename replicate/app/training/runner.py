@@ -162,19 +162,12 @@ def export(settings: config.Config, named: str | None = None) -> str:
     return _of(settings, named, save)
 
 
-def average(
-    settings: config.Config,
-    last: int | None = None,
-    named: Sequence[str] | None = None,
-    output: str | None = None,
-) -> tuple[str, list[str]]:
-    """Averages the weights of checkpoints into a new one.
+def average(settings: config.Config, last: int) -> tuple[str, list[str]]:
+    """Averages the weights of the newest checkpoints into a new one, in `averaged` of model_dir.
 
     Args:
         settings: The config.
-        last: How many of the newest in model_dir; None: those that are named.
-        named: As for `--checkpoint`.
-        output: The folder of the new one; None: `averaged` in model_dir.
+        last: How many.
 
     Returns:
         The path of the new one, and those that it was made of.
@@ -182,24 +175,16 @@ def average(
     Raises:
         RunError: If there are not as many, or they are not of one model.
     """
-    folder = output or os.path.join(settings.model_dir, checkpoints.AVERAGED)
-    if os.path.realpath(folder) == os.path.realpath(settings.model_dir):
+    known = list(checkpoints.all_of(settings.model_dir).values())
+    if len(known) < last:
         raise errors.RunError(
-            f"--output: must be another folder than model_dir, got {folder}: the training there "
-            "would go on from the mean. Name another one."
+            f"--last: must be at most as many as there are checkpoints, got {last}; "
+            f"{settings.model_dir} has {len(known)}. Keep more with train.keep_checkpoint_max."
         )
-    paths = [checkpoints.chosen(settings.model_dir, one) for one in named or ()]
-    if last is not None:
-        known = list(checkpoints.all_of(settings.model_dir).values())
-        if len(known) < last:
-            raise errors.RunError(
-                f"--last: must be at most as many as there are checkpoints, got {last}; "
-                f"{settings.model_dir} has {len(known)}. Keep more with train.keep_checkpoint_max."
-            )
-        paths = known[-last:]
-    folders.make(folder, "--output" if output else "model_dir")
+    folder = os.path.join(settings.model_dir, checkpoints.AVERAGED)
+    folders.make(folder, "model_dir")
     with checkpoints.naming_full_disk(settings.model_dir):
-        return averaging.average(paths, folder), paths
+        return averaging.average(known[-last:], folder), known[-last:]
 
 
 def verify(settings: config.Config, display: progress.Display) -> verification.Verification:
