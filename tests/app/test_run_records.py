@@ -58,19 +58,14 @@ def test_a_config_of_somebody_else_is_neither_read_nor_replaced(kept, tmp_path, 
 
 
 def test_records_of_somebody_else_are_not_replaced(kept, tmp_path, said):
-    for name in ("run.json", "metrics.json"):
-        (tmp_path / name).write_text('{"auc": 0.9}')
-    told = {"towers": ["CPU:0"], "strategy": "mirrored", "start": 0, "command": ["x"]}
-    kept.write_run(**told)
+    (tmp_path / "metrics.json").write_text('{"auc": 0.9}')
     kept.write_metrics(4, {}, "steps")
-    assert len(said) == 2
-    assert {path.read_text() for path in tmp_path.iterdir()} == {'{"auc": 0.9}'}
-    for path in tmp_path.iterdir():
-        path.unlink()
+    assert len(said) == 1
+    assert (tmp_path / "metrics.json").read_text() == '{"auc": 0.9}'
+    (tmp_path / "metrics.json").unlink()
     for step in (4, 5):
-        kept.write_run(**told)
         kept.write_metrics(step, {}, "steps")
-    assert len(said) == 2
+    assert len(said) == 1
     assert json.loads((tmp_path / "metrics.json").read_text())["step"] == 5
 
 

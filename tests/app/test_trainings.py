@@ -4,13 +4,11 @@ import contextlib
 import io
 import json
 import re
-import sys
 import types
 
 import numpy as np
 import pytest
 
-import replicate
 from replicate import estimator
 from replicate.app.config import config, functions
 from replicate.app.training import (
@@ -170,18 +168,10 @@ def scalars(folder):
     return found
 
 
-def test_a_run_writes_down_its_config_its_versions_and_its_metrics(trained):
+def test_a_run_writes_down_its_config_and_its_metrics(trained):
     out = trained / "trained"
     used = config.load(str(trained / "line.yaml"), [], str(out))
     assert config.load(str(out / "config.yaml")) == used
-    record = json.loads((out / "run.json").read_text())
-    assert record["replicate"] == replicate.__version__
-    assert record["tensorflow"] == tf.__version__
-    assert record["numpy"] == np.__version__
-    assert record["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert (record["devices"], record["towers"]) == (["CPU:0", "CPU:1"], 2)
-    assert (record["strategy"], record["start_step"]) == ("parameter_server", 0)
-    assert record["command"].startswith("replicate train ")
     metrics = json.loads((out / "metrics.json").read_text())
     assert (metrics["step"], metrics["ended_by"]) == (4, "steps")
     assert metrics["metrics"]["w"] == pytest.approx(WEIGHTS[4])
@@ -196,7 +186,6 @@ def test_a_run_that_continues_says_which_keys_differ(folder):
         "config: optimizer.learning_rate: was 0.1, is 0.2",
         "config: train.steps: was 1, is 2",
     ]
-    assert json.loads((folder / "differs" / "run.json").read_text())["start_step"] == 1
 
 
 @pytest.mark.thorough

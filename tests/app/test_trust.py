@@ -333,7 +333,14 @@ def test_files_of_a_run_and_its_exports_name_no_folder_and_no_environment(tmp_pa
     monkeypatch.setenv("VOCABULARY", str(tmp_path / "elsewhere" / "words.txt"))
     assert cli.main(["export", "configs/leaky.yaml", "--quiet", "--export.directory=served"]) == 0
     written = [file for folder in ("out", "served") for file in pathlib.Path(folder).rglob("*")]
-    kinds = {"saved_model.pb", "config.yaml", "run.json", "graph.pbtxt", "checkpoint", "words.txt"}
+    kinds = {
+        "saved_model.pb",
+        "config.yaml",
+        "metrics.json",
+        "graph.pbtxt",
+        "checkpoint",
+        "words.txt",
+    }
     assert kinds <= {file.name for file in written}
     assert any("tfevents" in file.name for file in written)
     told = (str(tmp_path), str(PACKAGE.parent), sys.prefix, "hush-hush")
@@ -342,17 +349,6 @@ def test_files_of_a_run_and_its_exports_name_no_folder_and_no_environment(tmp_pa
         assert [text for text in told if text.encode() in data] == [], file
     used = config.load("configs/leaky.yaml")
     assert config.load(os.path.join("out", "config.yaml")).train == used.train
-
-
-def test_the_record_of_a_run_names_no_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REPLICATE_SECRET", "hush-hush")
-    kept = records.Records(str(tmp_path), print)
-    told = {"towers": ["CPU:0"], "strategy": "mirrored", "start": 0}
-    kept.write_run(**told, command=["replicate", "train", "c.yaml"])
-    text = (tmp_path / records.RUN).read_text()
-    assert str(tmp_path) not in text
-    assert "hush-hush" not in text
 
 
 class Terminal(io.StringIO):

@@ -1,6 +1,5 @@
 """`replicate launch --restarts` and `--workers MIN:MAX`: who is lost, and who goes on."""
 
-import json
 import os
 import pathlib
 import signal
@@ -353,8 +352,6 @@ def test_a_training_gives_one_devices_weights_whoever_is_there(tmp_path):
     assert said.index(lost) < said.index(came, said.index("taken in"))
     assert "Traceback" not in said
     assert "config:" not in said  # no change of the config is warned of
-    record = json.loads((folder / "elastic" / "run.json").read_text())
-    assert (record["workers"], record["towers"]) == (most, 2 * most)
     test_launch.train_alone(folder, "elastic.yaml", "alone")
     found, expected = (test_launch.weights(folder / name) for name in ("elastic", "alone"))
     assert found["global_step"] == expected["global_step"] == 500

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from replicate.app.command import requests
         with interrupts.terminable():
             command, options = asked
-            code = requests.carry_out(command, options, ["replicate", *given], launcher)
+            code = requests.carry_out(command, options, launcher)
             sys.stdout.flush()
         return code
     except click.UsageError as e:

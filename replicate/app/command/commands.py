@@ -73,7 +73,7 @@ def train(request: "Request") -> None:
     is_apart = request.launcher is not None and not options.json
     apart = json_output.alone() if is_apart else contextlib.nullcontext()
     with apart:
-        done = runner.train(settings, request.display, request.line)
+        done = runner.train(settings, request.display)
     if options.json:
         told = {"name": settings.name, "model_dir": settings.model_dir}
         request.print_json({**told, **done._asdict()})

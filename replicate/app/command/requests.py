@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TextIO
 
 from replicate import errors
@@ -24,7 +24,6 @@ class Request:
 
     Attributes:
         options: Those of the command line.
-        line: The whole command line.
         launcher: The line to `replicate launch`; None: it has not started this process.
         configs: The configs that can be read, by path.
         faults: What is wrong with the others, by path.
@@ -32,7 +31,6 @@ class Request:
     """
 
     options: types.SimpleNamespace
-    line: Sequence[str]
     launcher: lifeline.Lifeline | None
     configs: Mapping[str, config.Config]
     faults: Mapping[str, str]
@@ -59,7 +57,6 @@ class Request:
 def carry_out(
     command: command_line.Command,
     options: types.SimpleNamespace,
-    line: Sequence[str],
     found: lifeline.Lifeline | None,
 ) -> int:
     """Reads the configs, all of them before any fault is reported, and runs the command."""
@@ -82,7 +79,7 @@ def carry_out(
         _print_configs(configs.values(), options.json)
         return 0
     with _surroundings(options, configs.values()) as out:
-        request = Request(options, line, found, configs, faults, out)
+        request = Request(options, found, configs, faults, out)
         return (command.callback and command.callback(request)) or 0
 
 

@@ -1,23 +1,17 @@
-"""What a run writes beside its checkpoints: its config, its versions, its metrics."""
+"""What a run writes beside its checkpoints: its config, its metrics."""
 
-import datetime
 import os
-import platform
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import yaml
 
-import replicate
 from replicate.app.config import documents
 from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf
 from replicate.console import json_output
 
-CONFIG, RUN, METRICS = documents.RECORD, "run.json", "metrics.json"
-_NEEDED = {RUN: {"replicate", "start_step"}, METRICS: {"step", "metrics"}}
+CONFIG, METRICS = documents.RECORD, "metrics.json"
 _NOT_THERE = object()
 
 
@@ -61,39 +55,6 @@ class Records:
         """
         self._write(CONFIG, documents.record(text, folder))
 
-    def write_run(
-        self,
-        *,
-        towers: Sequence[str],
-        strategy: str,
-        start: int,
-        command: Sequence[str],
-        workers: int = 1,
-    ) -> None:
-        """Writes down what runs, on what, since when.
-
-        Args:
-            towers: The device of each tower.
-            strategy: Where variables live and how they are updated.
-            start: The step that the run begins at.
-            command: The command line, word by word.
-            workers: How many processes have such towers.
-        """
-        record = {
-            "replicate": replicate.__version__,
-            "tensorflow": tf.__version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "devices": list(dict.fromkeys(towers)),
-            "towers": len(towers) * workers,
-            "workers": workers,
-            "strategy": strategy,
-            "start_step": start,
-            "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-            "command": shlex.join(command),
-        }
-        self._write(RUN, atomic_files.as_json(record))
-
     def write_metrics(self, step: int, metrics: Mapping[str, Any], ended_by: str) -> None:
         """Writes down what a training came to.
 
@@ -129,7 +90,7 @@ def is_ours(model_dir: str, name: str) -> bool:
     path = os.path.join(model_dir, name)
     if name == CONFIG:
         return documents.is_record(atomic_files.read_text(path) or "")
-    return _NEEDED[name] <= set(atomic_files.read_json(path))
+    return {"step", "metrics"} <= set(atomic_files.read_json(path))
 
 
 class _Loader(yaml.SafeLoader):

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
 from replicate import errors, verification
@@ -23,9 +23,7 @@ from replicate.strategy.cluster import membership
 _T = TypeVar("_T")
 
 
-def train(
-    settings: config.Config, display: progress.Display, command: Sequence[str] = ()
-) -> trainings.Trained:
+def train(settings: config.Config, display: progress.Display) -> trainings.Trained:
     """Trains to its end, from the last checkpoint if there is one.
 
     In a cluster (`TF_CONFIG`) this process has a part of that; see `trainings`.
@@ -33,7 +31,6 @@ def train(
     Args:
         settings: The config.
         display: Where progress goes.
-        command: The command line, for the run's record.
 
     Raises:
         Interrupted: If a signal came; a checkpoint is saved.
@@ -41,7 +38,7 @@ def train(
         ConfigError: If `TF_CONFIG` is malformed, or the config is none for such a cluster.
     """
     task = device_choice.task_of(settings)
-    run = running.Run(settings, display, interrupts.StopRequest(), task, command)
+    run = running.Run(settings, display, interrupts.StopRequest(), task)
     if task.position != 0:
         return _beside_chief(run)
 

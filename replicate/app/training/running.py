@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from replicate.app.config import config, sections
@@ -23,14 +22,12 @@ class Run(NamedTuple):
         display: Where progress goes.
         stop: Asks to stop, once it is entered.
         task: Which part of a training this process has.
-        command: The command line, for the run's record.
     """
 
     settings: config.Config
     display: progress.Display
     stop: interrupts.StopRequest
     task: clusters.Cluster = clusters.ALONE
-    command: Sequence[str] = ()
 
     @property
     def model_dir(self) -> str:

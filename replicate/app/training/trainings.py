@@ -14,7 +14,7 @@ from replicate import errors
 from replicate.app.config import config, files
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import checkpoints, records
-from replicate.app.training import device_choice, outcomes, running, steps
+from replicate.app.training import outcomes, running, steps
 from replicate.console import interrupts, progress
 
 
@@ -132,14 +132,6 @@ def _write_down(
     settings, say, start = run.settings, run.display.say, goal.start
     folder = files.relative(settings.folder, run.model_dir)
     kept.write_config(config.to_yaml(settings, run.model_dir), folder)
-    by_default = "multi_worker" if run.task.is_together else "parameter_server"
-    kept.write_run(
-        towers=device_choice.devices_of(settings),
-        strategy=settings.strategy_name or by_default,
-        workers=run.task.size,
-        start=start,
-        command=run.command,
-    )
     if goal.is_reached:
         say(f"{run.model_dir} is at step {start} already; what follows training is left.")
     elif start:
