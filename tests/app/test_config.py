@@ -162,7 +162,6 @@ train.input={kind: tfrecord, file: x, features: {a: {dtype: int64}}, label: b} |
 name=3 | name: must be a text, got 3.
 cluster={timeout: 1e300} | cluster.timeout: must be at most 1,000,000,000, got 1e+300.
 cluster={timeout: .nan} | cluster.timeout: must be a finite number, got nan.
-train.max_time=0 | train.max_time: must be above 0, got 0.
 train.early_stopping={} | train.early_stopping: must come with eval.every_steps. Set that.
 train.early_stopping={patience: 0} | train.early_stopping.patience: must be at least 1
 train.keep_best={} | train.keep_best: must come with an eval section. Add one.

@@ -488,20 +488,6 @@ def test_a_hook_that_ends_a_training_is_told_from_an_input_that_does(folder):
     assert json.loads((folder / "enough/metrics.json").read_text())["ended_by"] == "input"
 
 
-@pytest.mark.thorough
-def test_a_training_ends_in_time_and_goes_on_from_there(folder):
-    timed = ("train.max_time=0.000001", "train.steps=9", "export={}")
-    for step in (1, 2):  # the step that is begun is made
-        shown = run(folder, "train", "timed", *timed)[1]
-        assert f"train.max_time was over at step {step} of 9; the same command goes on" in shown
-        assert f"evaluated at step {step}:" in shown
-        assert "done at step" in shown
-        assert json.loads((folder / "timed/metrics.json").read_text())["ended_by"] == "max_time"
-    shown = run(folder, "train", "timed", "train.max_time=3600", "train.steps=3")[1]
-    assert "max_time was over" not in shown
-    np.testing.assert_allclose(tensor(folder / "timed"), WEIGHTS[3], rtol=1e-6)
-
-
 def test_what_is_no_hook_is_refused(folder):
     shown = run(folder, "train", "x", f"train.hooks=['{HERE}:no_hook']", code=1)[1]
     assert f"train.hooks[0]: {HERE}:no_hook must return a SessionRunHook or a" in shown

@@ -71,9 +71,6 @@ class Train(types.Section):
     steps: types.Positive | None = None
     """The global step at which training is over; absolute, so a finished run stays so. This or
     epochs must be given; with both, training ends with the first."""
-    max_time: _Seconds | None = None
-    """Ends training after so many seconds from its beginning, when a step is made; what follows
-    training is done then. The same command goes on from there."""
     early_stopping: EarlyStopping | None = None
     """Ends training when evaluations get no better; needs eval.every_steps. A run that continues
     remembers them."""

@@ -1,7 +1,5 @@
 """A run of a config: what it works with, and where its training ends."""
 
-import math
-import time
 from typing import NamedTuple
 
 from replicate.app.config import config, sections
@@ -11,7 +9,7 @@ from replicate.console import interrupts, progress
 from replicate.strategy.cluster import cluster as clusters
 
 STEPS, EPOCHS, EARLY_STOPPING = "steps", "epochs", "early_stopping"
-INPUT, HOOK, TIME = "input", "hook", "max_time"  # which no goal is, but which end trainings as well
+INPUT, HOOK = "input", "hook"  # which no goal is, but which end trainings as well
 
 
 class Run(NamedTuple):
@@ -56,8 +54,6 @@ class Goal:
         self.start = start
         self._model_dir = run.model_dir
         self._wanted = wanted = run.settings.section(sections.Train)
-        limit = wanted.max_time if run.task.position == 0 else None  # the chief's clock counts
-        self._deadline = math.inf if limit is None else time.monotonic() + limit
         self.epochs = None
         if wanted.epochs is not None:
             # Before a session can start TensorFlow's runtime.
@@ -69,11 +65,6 @@ class Goal:
         """The last step, where it is known."""
         ends = (self._wanted.steps, self.epochs.end if self.epochs is not None else None)
         return min((end for end in ends if end is not None), default=None)
-
-    @property
-    def is_out_of_time(self) -> bool:
-        """Whether `train.max_time` has passed."""
-        return time.monotonic() >= self._deadline
 
     @property
     def is_reached(self) -> bool:

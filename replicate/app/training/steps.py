@@ -47,14 +47,12 @@ class Steps:
             self._shown,
             goal.start,
             0 if is_function else wanted.input.batch_size,
-            self._is_to_end,
+            self._is_to_stop,
             run.model_dir if task.is_chief else None,
         )
         self._workers: collectives.Workers = collectives.ALONE
         self._own_hooks: Sequence[tf1.train.SessionRunHook] = ()
-        # NOTE: a chief with servers tells them that it ends, and not that it is asked to stop.
-        is_stopping = self._is_to_end if task.is_together else lambda: run.stop.requested
-        self._strategy = device_choice.strategy_of(settings, task, goal.start, is_stopping)
+        self._strategy = device_choice.strategy_of(settings, task, goal.start, self._is_to_stop)
         described = estimators.describe(settings, task, self._strategy)
         self.estimator = estimators.build(described, self._saved_once)
         # Now, so that what is wrong with it is told ahead of what follows training.
@@ -63,15 +61,12 @@ class Steps:
     @property
     def were_stopped(self) -> bool:
         """Whether they ended because somebody asked for it, here or in another worker."""
-        was_left = self._workers.was_left and not self._goal.is_out_of_time
-        return was_left or self._run.stop.requested
+        return self._workers.was_left or self._run.stop.requested
 
     @property
     def ended_by(self) -> str:
         """What ended them where no goal did, in a word."""
-        if self._progress.is_waiting:
-            return running.INPUT
-        return running.TIME if self._goal.is_out_of_time else running.HOOK
+        return running.INPUT if self._progress.is_waiting else running.HOOK
 
     def make(
         self,
@@ -112,8 +107,8 @@ class Steps:
             return checkpoints.step_of(run.model_dir) or 0
         return self._progress.ended_at
 
-    def _is_to_end(self) -> bool:
-        return self._run.stop.requested or self._goal.is_out_of_time
+    def _is_to_stop(self) -> bool:
+        return self._run.stop.requested
 
     def pause(self) -> None:
         """Takes a time that was not spent on training out of what is shown of its speed."""

@@ -78,7 +78,6 @@ def _tell_end(say: Callable[[str], None], goal: running.Goal, step: int, ended_b
     told = {
         running.EARLY_STOPPING: f"stopped early at step {step}: {goal.early_reason(step)}.",
         running.INPUT: f"train.input came to its end {at}.",
-        running.TIME: f"train.max_time was over {at}; the same command goes on from there.",
         running.HOOK: f"a hook ended training {at}.",
     }
     if ended_by in told:
