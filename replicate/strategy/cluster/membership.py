@@ -217,7 +217,8 @@ class Membership:
             )
         return errors.ClusterError(
             f"Workers of a cluster take each step together: {found}. TensorFlow says: "
-            f"{messages.first_lines(reason)[:300]!r}. Start all workers again; they go on from the last checkpoint."
+            f"{messages.first_lines(reason)[:300]!r}. Start all workers again; they go on from the "
+            "last checkpoint."
         )
 
     def watched(self, run: Callable[..., Result]) -> Callable[..., Result]:
