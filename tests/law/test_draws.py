@@ -20,7 +20,7 @@ from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.law import losses, optimizers, running, table
 
-DRAWS = int(os.environ.get("EXACTNESS_DRAWS", "40"))
+DRAWS = int(os.environ.get("EXACTNESS_DRAWS", "25"))
 STRATEGIES = ("parameter_server", "round_robin", "balanced", "mirrored")
 SINGLE = (2e-4, 2e-5)  # relative and absolute, in float32
 double = tf.float64

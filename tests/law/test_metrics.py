@@ -249,7 +249,7 @@ def test_no_metric_of_tensorflow_is_left_out():
     assert set(OF_TENSORFLOW) == {name for name in dir(M) if not name.startswith("_")}
 
 
-@pytest.mark.thorough("0-*")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("metrics_of", "setting"), running.in_turn([every_of_tensorflow, every_of_keras], SETTINGS)
 )

@@ -84,7 +84,6 @@ OPTIMIZERS = {
     "keras_sgd": keras("SGD", momentum=0.9, nesterov=True),
 }
 CASES = [
-    ("split", 2, "parameter_server"),
     ("split", 2, "round_robin"),
     ("split", 3, "mirrored"),
     ("call", 2, "mirrored"),

@@ -1,7 +1,7 @@
 """Every rule gives what one device gives, whatever states its operands have.
 
 A rule asks which states its operands have, whoever's rows they are: so each case is tried with nine
-combinations of states, all that most of two operands have, on a batch of any size, and with four of
+combinations of states, all that most of two operands have, on a batch of any size, and with two of
 them on a static one and on picked rows. `RULE_STATES=24 pytest tests/splitting/rules` tries all.
 """
 
@@ -73,9 +73,11 @@ OF_WHOLE_ARRAYS = {"TensorArrayConcatV3", "TensorArrayGradWithShape", "TensorArr
 # Kinds that have a test of their own in tests/splitting/test_stacks.
 IN_TESTS = {"TensorArraySizeV3"}
 ELSEWHERE = {*NOT_HERE, *IN_MODELS, *IN_TESTS}
-EVERY = harness.Setting("batch", 3, (5, 2), some=3, others=6)
-STATIC = harness.Setting("batch", 3, (5,), is_static=True, some=1, others=3)
-PICKED = harness.Setting("picked", 3, (7, 2), some=1, others=3)
+MOST = os.environ.get("RULE_STATES")
+SOME = harness.Setting("batch", 3, (5, 2), some=3)
+OTHERS = dataclasses.replace(SOME, others=int(MOST or 6))
+STATIC = harness.Setting("batch", 3, (5,), is_static=True, some=int(MOST or 2))
+PICKED = harness.Setting("picked", 3, (7, 2), some=int(MOST or 2))
 
 
 def kinds_of(family):
@@ -88,32 +90,30 @@ def own_kinds(family):
     return (kinds_of(family) & set(RULES)) - before - ELSEWHERE - OF_WHOLE_ARRAYS
 
 
-def tried(family, setting, others):
-    """Tries a family with some states of each case, or with other ones; returns what came of it."""
-    others = int(os.environ.get("RULE_STATES", setting.others)) if others else 0
-    outcome = harness.tried(family, dataclasses.replace(setting, others=others))
+def tried(family, setting):
+    """Tries a family in a setting; returns what came of it."""
+    outcome = harness.tried(family, setting)
     assert not outcome.failures, "\n".join(["", *outcome.failures])
     return outcome
 
 
 # Loops take nearly as long as all others.
-@pytest.mark.thorough(*(f"some-{each}" for each in FAMILIES if each is not cases_loops.FAMILY))
+@pytest.mark.thorough(*(repr(each) for each in FAMILIES if each is not cases_loops.FAMILY))
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
-@pytest.mark.parametrize("others", [False, True], ids=["some", "others"])
-def test_rules_give_what_one_device_gives(family, others):
-    outcome = tried(family, EVERY, others)
-    if not others:
-        assert not outcome.missing
-        missing = sorted(own_kinds(family) - outcome.split)
-        assert not missing, "\n".join(f"{kind}: {outcome.whole.get(kind)}" for kind in missing)
+def test_rules_give_what_one_device_gives(family):
+    outcome = tried(family, SOME)
+    assert not outcome.missing
+    missing = sorted(own_kinds(family) - outcome.split)
+    assert not missing, "\n".join(f"{kind}: {outcome.whole.get(kind)}" for kind in missing)
 
 
-@pytest.mark.thorough("batch-static-*-some-loops*")
+@pytest.mark.thorough(f"static-{cases_loops.FAMILY}")
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
-@pytest.mark.parametrize("others", [False, True], ids=["some", "others"])
-@pytest.mark.parametrize("setting", [STATIC, PICKED], ids=str)
-def test_rules_give_what_one_device_gives_of_other_rows(family, others, setting):
-    tried(family, setting, others)
+@pytest.mark.parametrize(
+    "setting", [OTHERS, STATIC, PICKED], ids=["in other states", "static", "picked"]
+)
+def test_rules_give_what_one_device_gives_otherwise(family, setting):
+    tried(family, setting)
 
 
 def test_every_rule_has_a_case():
