@@ -1,6 +1,5 @@
 """`scripts/benchmark.py`: what it counts is there, and what it works out is right."""
 
-import argparse
 import importlib
 import json
 import pathlib
@@ -207,24 +206,9 @@ def test_a_plot_is_drawn_or_its_lack_is_told(module, tmp_path):
         assert file.stat().st_size > 0
 
 
-def test_an_unknown_model_is_named(module):
-    script = importlib.import_module("benchmark")
-    with pytest.raises(argparse.ArgumentTypeError, match="'mpl' is none of mlp, cnn"):
-        script._models("mpl")
-
-
 def cells(line):
     """Returns the cells of a row of a table."""
     return line.strip("| ").split(" | ")
-
-
-def test_options_of_subjects_are_read(module):
-    names = module("names")
-    assert names.parse("ours:mirrored:no_nccl:xla")[3:] == ("mirrored", False, False, True, False)
-    assert names.parse("mirrored:xla").has_xla
-    assert names.parse("mirrored").has_nccl
-    with pytest.raises(ValueError, match="only ours has options but xla"):
-        names.parse("mirrored:no_nccl")
 
 
 def test_as_many_gpus_are_measured_as_there_are_and_none_is_bad_usage(module):

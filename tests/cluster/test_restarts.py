@@ -1,7 +1,6 @@
 """`replicate launch --restarts` and `--workers MIN:MAX`: who is lost, and who goes on."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -267,27 +266,6 @@ def test_a_command_tells_its_launcher_what_no_restart_helps(monkeypatch, capsys,
     assert cli.main(["train", "a.yaml"]) == 1
     assert str(error) in capsys.readouterr().err
     assert told == [lifeline.REFUSED] * is_told
-
-
-@pytest.mark.thorough
-def test_a_training_that_loses_a_worker_ends_as_one_that_does_not(tmp_path):
-    folder = test_launch.filled(pathlib.Path(tmp_path))
-    options = ["--train.steps", "800"]
-    with test_launch.launching(folder, "steady.yaml", "lost", "--restarts", "1", *options) as one:
-        end = time.monotonic() + test_launch.PATIENCE
-        while (launcher.saved_step(folder / "lost") or 0) < 20:
-            assert one.poll() is None, one.communicate()[1]
-            assert time.monotonic() < end, "no checkpoint has come"
-            time.sleep(0.02)
-        os.kill(test_launch.processes_of(folder, "lost")["worker-0"], signal.SIGKILL)
-        said = one.communicate(timeout=test_launch.PATIENCE)[1]
-    assert one.returncode == 0, said
-    assert "worker:0 was ended by SIGKILL; restart 1 of 1 from step " in said
-    assert "Traceback" not in said
-    test_launch.train_alone(folder, "steady.yaml", "alone", *options)
-    found, expected = (test_launch.weights(folder / name) for name in ("lost", "alone"))
-    assert found["global_step"] == 800
-    assert found == {name: pytest.approx(value, 1e-9) for name, value in expected.items()}
 
 
 # A training: a part of a batch of 5 rows for each worker, of 13 rows in another order each pass.

@@ -46,14 +46,6 @@ def recurrent(f, y):
     return layer(f["tokens"])
 
 
-def recurrent_before(f, y):
-    lengths = tf.cast(tf.reduce_sum(f["is_token"], 1), tf.int32)
-    with tf1.variable_scope("before", initializer=exactness.start):
-        cell = tf1.nn.rnn_cell.GRUCell(3)
-        outputs, state = tf1.nn.dynamic_rnn(cell, f["tokens"], lengths, dtype=double)
-    return state + outputs[:, 0]
-
-
 def normalised_units(f, y):
     hidden = _start_dense(f["x"], 3)
     layer = tf.keras.layers.LayerNormalization(dtype=double)
@@ -105,15 +97,6 @@ def masked_recurrent(f, y):
         recurrent_initializer=exactness.start,
         dtype=double,
     )(tokens)
-
-
-def recurrent_both_ways(f, y):
-    """Of each token, what went before and what comes."""
-    start = tf.keras.initializers.Constant(0.3)
-    options = {"kernel_initializer": start, "recurrent_initializer": start, "dtype": double}
-    layer = tf.keras.layers.SimpleRNN(2, return_sequences=True, **options)
-    both = tf.keras.layers.Bidirectional(layer, dtype=double)(f["tokens"])
-    return tf.reduce_max(_start_dense(both, 3), 1)
 
 
 def attention_of_two_heads(f, y):

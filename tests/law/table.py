@@ -171,8 +171,8 @@ QUICK_LOSSES = {
 # What takes longest, of operations that smaller models have, too.
 LARGE = (
     *("lstm_static_with_lengths", "lstm_dynamic_with_lengths", "lstm_bidirectional"),
-    *("keras_lstm_masked", "beam_search", "deep_columns", "crf", "ctc_of_dense_labels"),
-    *("recurrent_before", "recurrent_both_ways", "lstm_zero_state", "tables_of_words"),
+    *("beam_search", "deep_columns", "crf", "ctc_of_dense_labels"),
+    *("lstm_zero_state", "tables_of_words"),
 )
 # Each is nearly like one that is quick, whose name is part of its own or stands beside it here.
 VARIANTS = (

@@ -8,7 +8,7 @@ from replicate.splitting.inference import extents
 from replicate.splitting.inference.extents import BATCH, PICKED, Extent, UnknownError, rows
 from replicate.splitting.inference.facts import Facts
 from replicate.splitting.inference.probes import KnownRows, KnownShape
-from replicate.splitting.states import OWN, SIZE, WHOLE, ListOf, Rows, Shape, Space, WholeError
+from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Space, WholeError
 from replicate.splitting.structure import loops
 
 BATCH_SPACE = Space("the batch")
@@ -328,16 +328,6 @@ def test_lengths_are_those_of_every_batch(graph, name):
         assert found == lengths, tensor
 
 
-def test_rows_may_be_along_another_axis_or_nowhere(graph):
-    x, scalar = tf1.placeholder(tf.float32, [5, None]), tf1.placeholder(tf.float32, [])
-    any_rank = tf1.placeholder(tf.float32)
-    facts = facts_of(graph, [(x, 1), (scalar, 0), (any_rank, 0)])
-    assert facts.shape(x) == (Extent(5), ROW)
-    assert facts.known_shape(x, 1) == [5, None]
-    assert facts.shape(scalar) == ()
-    assert facts.shape(any_rank) is facts.rank(any_rank) is None
-
-
 def test_picked_rows_are_told_from_the_batchs(graph):
     x = batch(4)
     where = tf.where(tf.reduce_sum(x, 1) > 0)
@@ -358,13 +348,6 @@ def test_shapes_of_sparse_tensors_have_entries(graph):
     assert facts.shape(product) == (ROW, Extent(4))
     assert facts.shape_entries(vector) == (ROW, Extent(9))
     assert facts.value(vector[1]) == 9
-
-
-def test_one_static_row_cannot_be_split(graph):
-    x = tf1.placeholder(tf.float32, [1, 5])
-    facts = facts_of(graph, [(x, 0)], static_rows=1)
-    assert not facts.is_splittable
-    assert facts.shape(tf.zeros([5, 3])) == (Extent(5), Extent(3))
 
 
 @pytest.mark.thorough
@@ -411,109 +394,6 @@ def test_values_are_the_same_for_every_batch(graph):
     # The graph itself knows no more than its own shape functions do.
     assert facts.constant(size[1]) == 6
     assert facts.constant(same) is None
-
-
-def test_axes_of_broadcast_gradients_are_values(graph):
-    x, y = batch(6), batch(None)
-    args = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(x), s1=tf.constant([6]))
-    other = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(x), s1=tf.shape(y))
-    sizes = [*args, *other, args.r0.op.inputs[0], *other.r0.op.inputs]
-    facts = begun(facts_of(graph, [(x, 0), (y, 0)]), [(x, 0), (y, 0)], sizes)
-    # [B, 6] with [6]: the other is summed over axis 0.
-    assert [facts.value(axes).tolist() for axes in args] == [[], [0]]
-    assert facts.value(other.r0) is None
-
-
-def popped_from_a_list(*pushed):
-    kind = {"element_shape": [2], "element_dtype": tf.int32}
-    held = tf.raw_ops.EmptyTensorList(max_num_elements=-1, **kind)
-    for each in pushed:
-        held = tf.raw_ops.TensorListPushBack(input_handle=held, tensor=tf.constant(each))
-    return tf.raw_ops.TensorListPopBack(input_handle=held, **kind).tensor
-
-
-def popped_from_a_stack(*pushed):
-    stack = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.int32)
-    for each in pushed:
-        tf.raw_ops.StackPushV2(handle=stack, elem=tf.constant(each))
-    return tf.raw_ops.StackPopV2(handle=stack, elem_type=tf.int32)
-
-
-@pytest.mark.parametrize("popped", [popped_from_a_list, popped_from_a_stack])
-def test_what_is_popped_is_what_all_have_pushed(graph, popped):
-    x = batch(6)
-    one, different, nothing = popped([3, 4]), popped([3, 4], [3, 5]), popped()
-    facts = begun(facts_of(graph, [(x, 0)]), [])
-    np.testing.assert_array_equal(facts.value(one), [3, 4])
-    assert facts.value(different) is None
-    assert facts.value(nothing) is None
-
-
-# Views of shapes: of all rows' shape, or each device's own.
-
-
-def test_a_shape_is_each_devices_own_where_that_is_the_scaled_one(graph):
-    x = batch(6)
-    size, whole = tf.shape(x), tf.shape(tf.identity(x))
-    number = size[0]
-    double, square, left = tf.stack([number * 2, 3]), tf.stack([number] * 2), tf.stack([-1, number])
-    own = [size, number, double, square, left, number.op.inputs[0], double[0]]
-    own += [each for op in (double.op, square.op, left.op) for each in op.inputs]
-    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], own)
-    view = lambda shape, axis=0: facts.shape_view(shape, axis, BATCH_SPACE)  # noqa: E731
-    scaled = Shape(0, BATCH_SPACE)
-    assert view(double) is OWN
-    assert facts.shape_entries(double) == (ROWS_2, Extent(3))
-    assert view(square) == scaled  # as of x·xᵀ
-    assert view(whole) == scaled  # a size of a whole tensor
-    assert view(tf.constant([-1, 3])) is view(left) is WHOLE  # [-1, B]: each device wants all B
-    for shape, axis, text in (
-        (double, 1, "no rows there"),
-        (tf1.placeholder(tf.int32, [2]), 0, "not known"),
-    ):
-        with pytest.raises(WholeError, match=text):
-            view(shape, axis)
-    assert facts.number_view(number, BATCH_SPACE) is OWN
-    assert facts.is_own_shape(size, 0, BATCH_SPACE)
-    assert not facts.is_own_shape(number, 0, BATCH_SPACE)
-    begun(facts, [])  # each run has states of its own
-    assert view(double) == scaled
-
-
-def test_a_static_shape_is_scaled(graph):
-    x = tf1.placeholder(tf.float32, [7, 5])
-    facts = begun(facts_of(graph, [(x, 0)], static_rows=7), [(x, 0)])
-    assert facts.shape_view(tf.constant([7, 5]), 0, BATCH_SPACE) == Shape(0, BATCH_SPACE)
-    assert facts.known_shape(x, 0) == [None, 5]
-    with pytest.raises(WholeError):
-        facts.shape_view(tf.constant([7, 5]), 1, BATCH_SPACE)
-
-
-@pytest.mark.parametrize(("number", "wanted"), [(8, 2), (7, None)])
-def test_a_static_value_counts_on_each_number_of_rows(graph, number, wanted):
-    # Of 8 rows over 4 devices each has 2; of 7 one has 1: the smaller of 2 and those is 2 or 1.
-    x = tf1.placeholder(tf.float32, [number, 5])
-    size = tf.raw_ops.Shape(input=x)
-    few = tf.raw_ops.Minimum(x=size, y=tf.constant([2, 5]))
-    facts = facts_of(graph, [(x, 0)], static_rows=number, num_devices=4)
-    found = begun(facts, [(x, 0)], [size, few]).value(few)
-    assert (None if found is None else found[0]) == wanted
-
-
-def test_the_shape_of_elements_with_rows_is_each_devices_own(graph):
-    x = tf1.placeholder(tf.float32, [6, 4])
-    facts = facts_of(graph, [(x, 0)], static_rows=6)  # of which each of two devices has 3
-    held = tf.raw_ops.TensorListReserve(
-        element_shape=[6, 4], num_elements=7, element_dtype=tf.float32
-    )
-    shape = tf.raw_ops.TensorListElementShape(input_handle=held, shape_type=tf.int32)
-    states = {held.ref(): ListOf(Rows(0, BATCH_SPACE)), shape.ref(): SIZE}
-    facts.begin(lambda tensor: states.get(tensor.ref(), WHOLE))
-    assert facts.value(shape) is None
-    assert facts.is_own(shape, BATCH_SPACE)
-    assert facts.shape_view(shape, 0, BATCH_SPACE) is OWN
-    facts.begin(lambda tensor: WHOLE)
-    np.testing.assert_array_equal(facts.value(shape), [6, 4])
 
 
 # The law: what is known holds in runs.

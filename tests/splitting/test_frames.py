@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.structure import frames
 from tests import exactness
 from tests.splitting import alike
 
@@ -40,24 +39,3 @@ def test_a_loop_may_be_on_several_devices(either_control_flow):
         return n + 1, tf.tanh(x) + tf.reduce_mean(x)  # so that the loop is whole
 
     alike.require_alike(trained(turn, 3), [X], (2,))
-
-
-def test_what_enters_behind_what_leaves_is_not_waited_for():
-    # A counter enters each of two loops behind what has left the other one; `x` enters before.
-    before = {
-        **{f"{n}_enter": ["x"] for n in "ab"},
-        **{f"{n}_merge": [f"{n}_enter"] for n in "ab"},
-        **{f"{n}_switch": [f"{n}_merge"] for n in "ab"},
-        **{f"{n}_exit": [f"{n}_switch"] for n in "ab"},
-        "a_enter_late": ["b_exit"],
-        "b_enter_late": ["a_exit"],
-        "x": [],
-    }
-
-    def kind(name):
-        return name[2:].removesuffix("_late").capitalize()
-
-    found = frames.without_turns(before, kind, lambda enter: enter[:1].encode())
-    assert [found[frames.Loop(name)] for name in "ab"] == [["a_enter"], ["b_enter"]]
-    places = {each: n for n, each in enumerate(found)}
-    assert all(places[other] < places[each] for each in found for other in found[each])

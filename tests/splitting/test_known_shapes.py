@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.structure.nodes import Nodes
 from tests import control_flow
 from tests.splitting import alike
 
@@ -50,21 +49,3 @@ def test_a_copy_knows_the_lengths_of_what_is_cut_and_of_what_is_joined(fresh_gra
         )
         assert cut.inputs[1].shape.as_list() == [None, 3]
         assert whole.inputs[1].shape.as_list() == [3]
-
-
-def test_a_shape_that_does_not_fit_is_refused(fresh_graph):
-    nodes = Nodes(fresh_graph, "made")
-    given = tf1.placeholder(F64, [None, 3])
-    nodes.know(nodes.add("Tanh", [given], "", T=F64), tf.TensorShape([None, 4]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="made/Tanh_0"):
-        nodes.write()
-
-
-def test_what_is_known_is_no_attribute_of_what_is_made(fresh_graph):
-    nodes = Nodes(fresh_graph, "made")
-    given = tf1.placeholder(F64)
-    name = nodes.add("Tanh", [given], "", T=F64)
-    nodes.know(name, tf.TensorShape([None, 4]))
-    made = nodes.write()[name]
-    assert made.outputs[0].shape.as_list() == [None, 4]
-    assert "_output_shapes" not in made.node_def.attr

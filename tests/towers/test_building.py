@@ -159,17 +159,6 @@ def test_towers_draw_numbers_of_their_own():
     assert len(set(found.fetched[0]["predictions"]["drawn"])) == 7
 
 
-def test_one_tower_is_one_device():
-    graph, _ = built(models.linear, devices=1)
-    with tf.Graph().as_default() as plain:
-        tf1.train.create_global_step()
-        x, y = map(tf.constant, models.batch(7))
-        spec = models.linear(x, y, "train")
-        models.descend().minimize(spec.loss, tf1.train.get_global_step())
-    names = [{op.name for op in each.get_operations()} for each in (plain, graph)]
-    assert names[0] ^ names[1] <= {"NoOp", "no_op"}
-
-
 def test_a_model_may_make_a_saver():
     def model(features, labels, mode):
         spec = models.linear(features, labels, mode)

@@ -43,16 +43,6 @@ def lstm_static_with_lengths(f, y):
     return squares(state.h, y), {"last": outputs[-1]}
 
 
-def keras(kind, width=3, **options):
-    return getattr(tf.keras.layers, kind)(width, dtype=F64, **options)
-
-
-@model
-def keras_lstm_masked(f, y):
-    x = keras("LSTM", return_sequences=True)(f["tokens"], mask=f["is_token"] > 0.0)
-    return squares(tf.reduce_max(x, 1), y), {"x": x}
-
-
 @model
 def scan_over_time(f, y):
     inputs = tf.transpose(f["tokens"], [1, 0, 2])

@@ -46,12 +46,6 @@ def test_signs_stand_for_axes_of_the_ranks(text, ranks, operands, results):
     assert [" ".join(axes) for axes in found.results] == results
 
 
-def test_signature_is_read_once_for_all_operations_of_the_same_ranks():
-    text = "...|1+ -> ..."
-    assert signatures.read(Ranks(2, 1), text) is signatures.read(Ranks(2, 1), text)
-    assert signatures.read(Ranks(2, 2), text) != signatures.read(Ranks(2, 1), text)
-
-
 def states_of(make, *shapes):
     """Returns the states of the results of an operation on operands that the batch has."""
     with tf.Graph().as_default() as graph:
