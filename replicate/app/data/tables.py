@@ -6,11 +6,11 @@ NOTE: on macOS TensorFlow 2.20 and later abort or hang where pyarrow is imported
 (https://github.com/tensorflow/tensorflow/issues/98563). So this is imported for a table alone.
 """
 
-import bisect
 import contextlib
 import csv
 import gzip
 import hashlib
+import math
 import os
 import re
 import zlib
@@ -281,13 +281,14 @@ def _cast(cells: Any, dtype: str) -> Any:
     if "int" in dtype and not pyarrow.types.is_primitive(cells.type):
         digits = compute.starts_with(cells.cast("string"), "0x", ignore_case=True)
         if compute.any(digits).as_py():
-            raise pyarrow.ArrowInvalid("hexadecimal digits")
+            cell = cells.filter(digits)[0].as_py()
+            raise pyarrow.ArrowInvalid(f"{cell!r} has hexadecimal digits")
     made = cells.cast("binary" if dtype == "string" else dtype)
     if dtype in ("float16", "float32"):  # a number beyond them becomes infinity
         is_infinite = np.isinf(made.to_numpy(zero_copy_only=False))
-        given = cells.filter(pyarrow.array(is_infinite)).cast("float64")
-        if not np.isinf(given.to_numpy(zero_copy_only=False)).all():
-            raise pyarrow.ArrowInvalid("beyond the dtype")
+        given = cells.filter(pyarrow.array(is_infinite)).cast("float64").to_pylist()
+        if beyond := [cell for cell in given if math.isfinite(cell)]:
+            raise pyarrow.ArrowInvalid(f"{beyond[0]!r} is beyond it")
     return made
 
 
@@ -308,36 +309,17 @@ def _array(column: Any, name: str, source: input_config.Parquet) -> npt.NDArray[
         if len(lengths) != 1:
             raise _Fault(f"{name} must have lists of one length, got {lengths}. Correct the file.")
         column, shape = column.flatten(), shape + lengths
-    column = _fitting(column, name, dtype)
+    try:
+        column = _cast(column, dtype)
+    except pyarrow.ArrowException as e:  # which names a cell that is none of it
+        reason = str(e).rstrip(".")
+        raise _Fault(f"{name} must be {dtype}: {reason}. Correct columns, or the file.") from None
     if name in source.defaults:
         default = cell_values.text_of(source.defaults[name], dtype)
         column = column.fill_null(cell_values.value_of(default, dtype))
     if column.null_count:
         raise _Fault(f"{name} has empty cells; give {name} a value in defaults.")
     return column.to_numpy(zero_copy_only=False).reshape(shape)
-
-
-def _fitting(column: Any, name: str, dtype: str) -> Any:
-    """Returns a column of Parquet as a dtype; refuses the first cell that is none of it."""
-    then = "Correct columns, or the file."
-    try:
-        return _cast(column, dtype)
-    except pyarrow.ArrowNotImplementedError:
-        raise _Fault(f"{name} must be {dtype}, got {column.type}. {then}") from None
-    except pyarrow.ArrowInvalid:
-        place = bisect.bisect_left(
-            range(len(column)), True, key=lambda last: not _fits(column[: last + 1], dtype)
-        )
-        cell = column[place].as_py()
-        raise _Fault(f"{name} must be {dtype}, got {cell!r}. {then}") from None
-
-
-def _fits(cells: Any, dtype: str) -> bool:
-    """Tells whether all cells are of a dtype."""
-    with contextlib.suppress(pyarrow.ArrowInvalid):
-        _cast(cells, dtype)
-        return True
-    return False
 
 
 def _are_held_out(rows: Any, share: float, is_parquet: bool) -> npt.NDArray[np.bool_]:
