@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import types
 
 import pytest
 import yaml
@@ -298,7 +297,7 @@ def test_a_launcher_is_told_what_a_run_says_that_was_stopped(monkeypatch, capsys
         raise interrupts.Interrupted("stopped at step 3")
 
     told = []
-    monkeypatch.setattr(cli.lifeline, "attached", lambda: types.SimpleNamespace(tell=told.append))
+    monkeypatch.setattr(cli.lifeline, "attached", lambda: told.append)
     monkeypatch.setattr(commands.train, "callback", stopped)
     assert cli.main(["train", DIGITS]) == interrupts.INTERRUPTED
     assert told == [{"stopped": "stopped at step 3"}]

@@ -228,9 +228,8 @@ def test_a_process_ends_when_its_launcher_is_gone(done, capsys):
 def test_what_a_launcher_does_not_read_is_dropped_whole():
     heard, told = os.pipe()
     os.set_blocking(told, False)
-    line = lifeline.Lifeline(told)
     for number in range(20_000):  # more than a pipe holds
-        line.tell({"line": f"train {number}"})
+        lifeline.tell(told, {"line": f"train {number}"})
     os.close(told)
     with open(heard, encoding="utf-8") as file:
         lines = [json.loads(one)["line"] for one in file]

@@ -16,7 +16,7 @@ from replicate.app.cluster import lifeline
 
 TASK, FOLDER = json.loads(os.environ["TF_CONFIG"]), pathlib.Path(sys.argv[1])
 NAME, JOBS = "{type}:{index}".format(**TASK["task"]), TASK["cluster"]
-LINE = lifeline.attached()
+TELL = lifeline.attached()
 
 
 def wait_for(condition):
@@ -38,7 +38,7 @@ def save(step):
 
 def end(asked, frame):
     save(20 * NUMBER + 20)
-    LINE.tell({"stopped": "saved"})
+    TELL({"stopped": "saved"})
     print("saved", file=sys.stderr, flush=True)
     if WHAT == "finish":
         print("finished by", NAME, flush=True)
@@ -61,8 +61,8 @@ ALL = [f"{job}:{index}" for job, listed in JOBS.items() for index in range(len(l
 wait_for(lambda: all((FOLDER / f"{name}.{NUMBER}").exists() for name in ALL))
 for done in range(0, 21, 10):
     text = f"train {done}/20"
-    LINE.tell({"task": 0, "bar": ["train", done, 20, "loss 2.5"]})
-    LINE.tell({"line": text})
+    TELL({"task": 0, "bar": ["train", done, 20, "loss 2.5"]})
+    TELL({"line": text})
     print(text, file=sys.stderr, flush=True)
 print("a line of", NAME, file=sys.stderr, flush=True)
 (FOLDER / f"{NAME}.at").touch()
@@ -75,7 +75,7 @@ if WHAT.startswith("fail"):
     print("the reason", file=sys.stderr, flush=True)
     sys.exit(3)
 if WHAT == "refused":
-    LINE.tell(lifeline.REFUSED)
+    TELL(lifeline.REFUSED)
 if WHAT in ("refused", "usage", "interrupted"):
     sys.exit({"refused": 1, "usage": 2, "interrupted": 130}[WHAT])
 if WHAT == "nurse":

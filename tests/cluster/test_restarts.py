@@ -261,7 +261,7 @@ def test_a_command_tells_its_launcher_what_no_restart_helps(monkeypatch, capsys,
         raise error
 
     told = []
-    monkeypatch.setattr(lifeline, "attached", lambda: types.SimpleNamespace(tell=told.append))
+    monkeypatch.setattr(lifeline, "attached", lambda: told.append)
     monkeypatch.setattr(requests, "carry_out", fail)
     assert cli.main(["train", "a.yaml"]) == 1
     assert str(error) in capsys.readouterr().err

@@ -5,37 +5,23 @@ gone, however that happened: then it ends, too, in training with a checkpoint.
 """
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 NAME = "REPLICATE_LAUNCHER"  # of a variable: the number of the pipe, the delay and the grace
+Tell: TypeAlias = Callable[[Mapping[str, Any]], None]
 REFUSED = {"refused": True}  # what a process tells that failed at what it was given
 
 
-class Lifeline:
-    """The end that a launched process has.
-
-    Args:
-        pipe: The number of what it tells on.
-    """
-
-    def __init__(self, pipe: int):
-        self._pipe = pipe
-
-    def tell(self, said: Mapping[str, Any]) -> None:
-        """Tells the launcher something, or nothing where it does not listen."""
-        with contextlib.suppress(OSError):  # the pipe is full, or the launcher gone
-            os.write(self._pipe, json.dumps(said).encode() + b"\n")  # short, so whole or not at all
-
-
-def attached() -> Lifeline | None:
-    """Returns the line of this process, watched from now on; None where nobody launched it."""
+def attached() -> Tell | None:
+    """Returns what tells the launcher of this process, from now on watched; None: it has none."""
     said = os.environ.pop(NAME, "").split()  # it is not for our children
     if not said:
         return None
@@ -43,7 +29,13 @@ def attached() -> Lifeline | None:
     os.set_inheritable(pipe, False)
     os.set_blocking(pipe, False)
     threading.Thread(target=watch, args=[os.dup(0), *times], daemon=True).start()
-    return Lifeline(pipe)
+    return functools.partial(tell, pipe)
+
+
+def tell(pipe: int, said: Mapping[str, Any]) -> None:
+    """Tells the launcher something on a pipe, or nothing where it does not listen."""
+    with contextlib.suppress(OSError):  # the pipe is full, or the launcher gone
+        os.write(pipe, json.dumps(said).encode() + b"\n")  # short, so whole or not at all
 
 
 def watch(held: int, delay: float, grace: float) -> None:

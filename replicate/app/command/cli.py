@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    launcher = lifeline.attached()
+    tell = lifeline.attached()
     streams.spell_out(sys.stdout, sys.stderr)
     try:
         with interrupts.at_once():
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from replicate.app.command import requests
         with interrupts.terminable():
             command, options = asked
-            code = requests.carry_out(command, options, launcher)
+            code = requests.carry_out(command, options, tell)
             sys.stdout.flush()
         return code
     except click.UsageError as e:
@@ -52,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(e, _BAD_USAGE)
     except KeyboardInterrupt as e:
         text = str(e) if isinstance(e, interrupts.Interrupted) else ""
-        if launcher is not None:
-            launcher.tell({"stopped": text})
+        if tell is not None:
+            tell({"stopped": text})
         with contextlib.suppress(OSError):  # the terminal may be gone
             print(messages.for_stream(text or interrupts.AT_ONCE, sys.stderr), file=sys.stderr)
         return interrupts.INTERRUPTED
@@ -62,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _RAN
     except (Exception, SystemExit) as e:  # noqa: BLE001 - a text, not a traceback, nor silence
         is_lost = isinstance(e, errors.ClusterError) or not isinstance(e, errors.ReplicateError)
-        if launcher is not None and not is_lost:
-            launcher.tell(lifeline.REFUSED)
+        if tell is not None and not is_lost:
+            tell(lifeline.REFUSED)
         return _fail(e, _FAILED)
 
 

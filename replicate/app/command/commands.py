@@ -70,7 +70,7 @@ def train(request: "Request") -> None:
 
     settings, options = request.settings, request.options
     # A launcher shows what is in the log at once, and stdout, the result, in the end.
-    is_apart = request.launcher is not None and not options.json
+    is_apart = request.tell is not None and not options.json
     apart = json_output.alone() if is_apart else contextlib.nullcontext()
     with apart:
         done = runner.train(settings, request.display)

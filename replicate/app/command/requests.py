@@ -24,14 +24,14 @@ class Request:
 
     Attributes:
         options: Those of the command line.
-        launcher: The line to `replicate launch`; None: it has not started this process.
+        tell: Tells `replicate launch` something; None: it has not started this process.
         configs: The configs that can be read, by path.
         faults: What is wrong with the others, by path.
         out: Where the result goes; with `--json` nobody else writes there.
     """
 
     options: types.SimpleNamespace
-    launcher: lifeline.Lifeline | None
+    tell: lifeline.Tell | None
     configs: Mapping[str, config.Config]
     faults: Mapping[str, str]
     out: TextIO
@@ -45,9 +45,9 @@ class Request:
     @property
     def display(self) -> progress.Display:
         """Where progress goes."""
-        if self.launcher is None:
+        if self.tell is None:
             return progress.Display(self.options.quiet)
-        return progress.Display(self.options.quiet, tell=self.launcher.tell)
+        return progress.Display(self.options.quiet, tell=self.tell)
 
     def print_json(self, value: object) -> None:
         """Prints a result as one line of JSON."""
@@ -57,7 +57,7 @@ class Request:
 def carry_out(
     command: command_line.Command,
     options: types.SimpleNamespace,
-    found: lifeline.Lifeline | None,
+    tell: lifeline.Tell | None,
 ) -> int:
     """Reads the configs, all of them before any fault is reported, and runs the command."""
     messages.show_progress(False)  # commands have bars
@@ -79,7 +79,7 @@ def carry_out(
         _print_configs(configs.values(), options.json)
         return 0
     with _surroundings(options, configs.values()) as out:
-        request = Request(options, found, configs, faults, out)
+        request = Request(options, tell, configs, faults, out)
         return (command.callback and command.callback(request)) or 0
 
 
