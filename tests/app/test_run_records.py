@@ -1,10 +1,13 @@
 """What a run writes beside its checkpoints."""
 
+import functools
 import json
+import types
 
 import pytest
 import yaml
 
+from replicate.app.config import documents
 from replicate.app.runs import records
 
 BEFORE = "name: a\ntrain: {steps: 4, hooks: [], input: {kind: npz}}\noptimizer: null\n"
@@ -19,8 +22,21 @@ def make_said():
 
 @pytest.fixture(name="kept")
 def make_kept(tmp_path, said):
-    """Returns the records of a run."""
-    return records.Records(str(tmp_path), said.append)
+    """Returns what writes and reads the records of a run."""
+    folder, say = str(tmp_path), said.append
+
+    def write_config(text, functions):
+        records.write(folder, records.CONFIG, documents.record(text, functions), say)
+
+    def write_metrics(step, metrics, ended_by):
+        text = records.of_metrics(step, metrics, ended_by)
+        records.write(folder, records.METRICS, text, say)
+
+    return types.SimpleNamespace(
+        changes=functools.partial(records.changes, folder),
+        write_config=write_config,
+        write_metrics=write_metrics,
+    )
 
 
 def test_keys_that_differ_from_the_last_run_are_told_one_by_one(kept, tmp_path, said):

@@ -163,7 +163,7 @@ def test_merges_bring_in_a_million_keys_at_most(times, is_taken):
 )
 def test_a_record_that_is_none_of_ours_counts_for_nothing(tmp_path, text):
     (tmp_path / records.CONFIG).write_text(HEAD + text)
-    assert records.Records(str(tmp_path), print).changes("name: a\n") == []
+    assert records.changes(str(tmp_path), "name: a\n") == []
 
 
 @pytest.mark.parametrize(

@@ -367,8 +367,8 @@ def _of_run(request: "Request") -> "progress.Display":
     from replicate.app.runs import records
 
     display, settings = request.display, request.settings
-    kept = records.Records(settings.model_dir, display.say)
-    changes = kept.changes(config.to_yaml(settings, settings.model_dir))
+    text = config.to_yaml(settings, settings.model_dir)
+    changes = records.changes(settings.model_dir, text)
     differing = [f"config: {change}" for change in changes if change.startswith(_OF_MODEL)]
     if differing:
         own = f"replicate {request.options.command} {settings.model_dir}"

@@ -15,74 +15,55 @@ CONFIG, METRICS = documents.RECORD, "metrics.json"
 _NOT_THERE = object()
 
 
-class Records:
-    """The records of one run; a file of somebody else's by the name of one stays.
+def changes(model_dir: str, text: str) -> list[str]:
+    """Returns in which keys a config differs from the one that the directory's run had.
 
     Args:
         model_dir: Where the run is.
-        say: Tells people what is not written.
+        text: The whole config, as YAML.
+
+    Returns:
+        One line for each key; none where there is no record of the run's config.
     """
+    before = _plain(atomic_files.read_text(os.path.join(model_dir, CONFIG)) or "")
+    if before is None or not is_ours(model_dir, CONFIG):
+        return []
+    old, new = dict(_flat(before)), dict(_flat(_plain(text) or {}))
+    return [
+        f"{key}: {_change(old, new, key)}"
+        for key in {**old, **new}
+        if _differ(old.get(key, _NOT_THERE), new.get(key, _NOT_THERE))
+    ]
 
-    def __init__(self, model_dir: str, say: Callable[[str], None]):
-        self._model_dir = model_dir
-        self._say = say
 
-    def changes(self, text: str) -> list[str]:
-        """Returns in which keys a config differs from the one that the directory's run had.
+def write(model_dir: str, name: str, text: str, say: Callable[[str], None]) -> None:
+    """Writes a record; a file of somebody else's by its name stays, which people are told."""
+    path = os.path.join(model_dir, name)
+    if tf.io.gfile.exists(path) and not is_ours(model_dir, name):
+        say(
+            f"{model_dir}/{name} is not a run's; it stays, and what would be in it of this run is "
+            "not written down."
+        )
+    else:
+        atomic_files.write_text(path, text)
 
-        Args:
-            text: The whole config, as YAML.
 
-        Returns:
-            One line for each key; none where there is no record of the run's config.
-        """
-        before = _plain(atomic_files.read_text(self._path(CONFIG)) or "")
-        if before is None or not is_ours(self._model_dir, CONFIG):
-            return []
-        old, new = dict(_flat(before)), dict(_flat(_plain(text) or {}))
-        return [
-            f"{key}: {_change(old, new, key)}"
-            for key in {**old, **new}
-            if _differ(old.get(key, _NOT_THERE), new.get(key, _NOT_THERE))
-        ]
+def of_metrics(step: int, metrics: Mapping[str, Any], ended_by: str) -> str:
+    """Returns what a training came to, as JSON.
 
-    def write_config(self, text: str, folder: str) -> None:
-        """Writes the whole config down.
+    Args:
+        step: The step at which it ended.
+        metrics: Those of the last evaluation, if there was one.
+        ended_by: What ended it, in a word.
+    """
+    found = {name: metrics[name] for name in sorted(metrics) if name != "global_step"}
+    record = {"step": step, "ended_by": ended_by, "metrics": json_output.plain(found)}
+    return atomic_files.as_json(record)
 
-        Args:
-            text: The whole config, as YAML.
-            folder: Where its functions are imported from, from the directory.
-        """
-        self._write(CONFIG, documents.record(text, folder))
 
-    def write_metrics(self, step: int, metrics: Mapping[str, Any], ended_by: str) -> None:
-        """Writes down what a training came to.
-
-        Args:
-            step: The step at which it ended.
-            metrics: Those of the last evaluation, if there was one.
-            ended_by: What ended it, in a word.
-        """
-        found = {name: metrics[name] for name in sorted(metrics) if name != "global_step"}
-        record = {"step": step, "ended_by": ended_by, "metrics": json_output.plain(found)}
-        self._write(METRICS, atomic_files.as_json(record))
-
-    def is_finished(self, step: int) -> bool:
-        """Tells whether what follows training has been done at a step."""
-        return atomic_files.read_json(self._path(METRICS)).get("step") == step
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self._model_dir, name)
-
-    def _write(self, name: str, text: str) -> None:
-        path = self._path(name)
-        if tf.io.gfile.exists(path) and not is_ours(self._model_dir, name):
-            self._say(
-                f"{self._model_dir}/{name} is not a run's; it stays, and what would be in it of "
-                "this run is not written down."
-            )
-        else:
-            atomic_files.write_text(path, text)
+def is_finished(model_dir: str, step: int) -> bool:
+    """Tells whether what follows training has been done at a step."""
+    return atomic_files.read_json(os.path.join(model_dir, METRICS)).get("step") == step
 
 
 def is_ours(model_dir: str, name: str) -> bool:

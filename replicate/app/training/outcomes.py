@@ -131,5 +131,6 @@ class Outcomes(tf1.train.CheckpointSaverListener):
             self._evaluate()
         if self._save is not None and run.settings.section(sections.Export).after_training:
             path = self._save(self._training.estimator.latest_checkpoint())
-        records.Records(run.model_dir, run.display.say).write_metrics(step, self._latest, ended_by)
+        text = records.of_metrics(step, self._latest, ended_by)
+        records.write(run.model_dir, records.METRICS, text, run.display.say)
         return self._latest or None, path

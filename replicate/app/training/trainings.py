@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from replicate import errors
-from replicate.app.config import config, files
+from replicate.app.config import config, documents, files
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import checkpoints, records
 from replicate.app.training import outcomes, running, steps
@@ -46,10 +46,9 @@ def train(run: running.Run) -> Trained:
     """
     start = checkpoints.step_of(run.model_dir) or 0
     goal, say = running.Goal(run, start), run.display.say
-    kept = records.Records(run.model_dir, say)
-    changes = kept.changes(config.to_yaml(run.settings, run.model_dir))
+    changes = records.changes(run.model_dir, config.to_yaml(run.settings, run.model_dir))
     is_left = run.settings.eval is not None or run.settings.export is not None
-    if goal.is_reached and (kept.is_finished(start) or not is_left):
+    if goal.is_reached and (records.is_finished(run.model_dir, start) or not is_left):
         reason, why = goal.reason_at(start), ""
         more = f"more --train.{reason}"
         if reason == running.EARLY_STOPPING:
@@ -64,7 +63,7 @@ def train(run: running.Run) -> Trained:
     began = time.monotonic()
     try:
         with run.stop, run.display:
-            done, ended_by = _trained(run, goal, kept, changes)
+            done, ended_by = _trained(run, goal, changes)
     except interrupts.Interrupted:
         raise interrupts.Interrupted(_stopped_text(run, goal)) from None
     _tell_end(say, goal, done.step, ended_by)
@@ -93,14 +92,12 @@ def _stopped_text(run: running.Run, goal: running.Goal) -> str:
     return f"stopped at step {step}; a checkpoint is saved in {model_dir}. The same command {does}."
 
 
-def _trained(
-    run: running.Run, goal: running.Goal, kept: records.Records, changes: Sequence[str]
-) -> tuple[Trained, str]:
+def _trained(run: running.Run, goal: running.Goal, changes: Sequence[str]) -> tuple[Trained, str]:
     """Makes the steps, and does what follows; returns what that came to, and what ended it."""
     start, settings = goal.start, run.settings
     training = steps.Steps(run, goal)
     following = outcomes.Outcomes(run, goal, training)
-    begin = functools.partial(_write_down, run, goal, kept, changes)
+    begin = functools.partial(_write_down, run, goal, changes)
     if goal.is_reached:
         begin()
         step = start
@@ -119,18 +116,17 @@ def _trained(
                 f"behind the {start} batches that are passed over. Set repeat: true, or choose "
                 "another model_dir."
             )
-        if kept.is_finished(step):  # all rows were read before
+        if records.is_finished(run.model_dir, step):  # all rows were read before
             return Trained(step, False), ended_by
     return Trained(step, True, *following.finish(step, ended_by)), ended_by
 
 
-def _write_down(
-    run: running.Run, goal: running.Goal, kept: records.Records, changes: Sequence[str]
-) -> None:
+def _write_down(run: running.Run, goal: running.Goal, changes: Sequence[str]) -> None:
     """Writes down, and says, what begins, and what differs from the run before."""
     settings, say, start = run.settings, run.display.say, goal.start
     folder = files.relative(settings.folder, run.model_dir)
-    kept.write_config(config.to_yaml(settings, run.model_dir), folder)
+    text = documents.record(config.to_yaml(settings, run.model_dir), folder)
+    records.write(run.model_dir, records.CONFIG, text, say)
     if goal.is_reached:
         say(f"{run.model_dir} is at step {start} already; what follows training is left.")
     elif start:
