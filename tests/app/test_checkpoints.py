@@ -97,7 +97,6 @@ def test_the_mean_is_exact_and_whole_numbers_are_the_newest(run, tmp_path):
     assert found["i"] == 9
     assert found["t"][0] == b"step 10"
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "averaged.json",
         "checkpoint",
         "model.ckpt-10.data-00000-of-00001",
         "model.ckpt-10.index",

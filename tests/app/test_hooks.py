@@ -23,7 +23,7 @@ class Shown:
 def test_a_step_that_leads_nowhere_comes_to_an_end(session):
     tf1.train.get_or_create_global_step()
     tf1.add_to_collection(tf1.GraphKeys.LOSSES, tf.constant(0.5))
-    hook = hooks.TrainingHook(Shown(), 0, 2)
+    hook = hooks.TrainingHook(Shown(), 0, 2, interrupts.StopRequest())
     hook.begin()
     values = types.SimpleNamespace(results=[7, 0.5])  # the step before, and the loss
     for _ in range(hooks._MAX_IDLE_RUNS):

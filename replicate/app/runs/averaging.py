@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from replicate import errors
-from replicate.app.runs import atomic_files, checkpoints
+from replicate.app.runs import checkpoints
 from replicate.compat.tensorflow import tf, tf1
 from replicate.console import messages
 
-_RECORD = "averaged.json"  # beside the checkpoint: what it was made of
 _MAX_NAMED = 3
 
 
@@ -50,8 +49,6 @@ def average(paths: Sequence[str], folder: str) -> str:
         values[variable] = value
     with checkpoints.writing(folder, name) as path:
         _save(values, path)
-    record = {"step": step, "checkpoints": list(map(str, paths))}
-    atomic_files.write_json(os.path.join(folder, _RECORD), record)
     return os.path.join(folder, name)
 
 

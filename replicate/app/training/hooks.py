@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from replicate import errors, estimator
@@ -56,7 +56,7 @@ class TrainingHook(tf1.train.SessionRunHook):
         shown: Where to show the steps.
         start: The global step at the begin.
         rows: How many rows a batch has; 0: nobody knows.
-        is_asked: Tells whether to end.
+        stop: Asks to stop.
         folder: Where the last loss is written, which TensorFlow does not; None: nowhere.
 
     Attributes:
@@ -70,8 +70,8 @@ class TrainingHook(tf1.train.SessionRunHook):
         self,
         shown: progress.Task,
         start: int,
-        rows: int = 0,
-        is_asked: Callable[[], bool] = lambda: False,
+        rows: int,
+        stop: interrupts.StopRequest,
         folder: str | None = None,
     ):
         self.is_waiting = True
@@ -79,7 +79,7 @@ class TrainingHook(tf1.train.SessionRunHook):
         self.runs = 0
         self._shown = shown
         self._rows = rows
-        self._is_asked = is_asked
+        self._stop = stop
         self._folder = folder
         self._fetched: list[tf.Tensor] = []
         self._loss = math.nan
@@ -109,7 +109,7 @@ class TrainingHook(tf1.train.SessionRunHook):
         self._need_progress(int(before))
         self.runs += 1
         self._shown.update(int(before) + 1, float(self._loss), self._rows)
-        if self._is_asked():
+        if self._stop.requested:
             run_context.request_stop()
 
     def _need_progress(self, step: int) -> None:

@@ -47,12 +47,14 @@ class Steps:
             self._shown,
             goal.start,
             0 if is_function else wanted.input.batch_size,
-            self._is_to_stop,
+            run.stop,
             run.model_dir if task.is_chief else None,
         )
         self._workers: collectives.Workers = collectives.ALONE
         self._own_hooks: Sequence[tf1.train.SessionRunHook] = ()
-        self._strategy = device_choice.strategy_of(settings, task, goal.start, self._is_to_stop)
+        self._strategy = device_choice.strategy_of(
+            settings, task, goal.start, lambda: run.stop.requested
+        )
         described = estimators.describe(settings, task, self._strategy)
         self.estimator = estimators.build(described, self._saved_once)
         # Now, so that what is wrong with it is told ahead of what follows training.
@@ -106,9 +108,6 @@ class Steps:
         if run.task.is_chief:
             return checkpoints.step_of(run.model_dir) or 0
         return self._progress.ended_at
-
-    def _is_to_stop(self) -> bool:
-        return self._run.stop.requested
 
     def pause(self) -> None:
         """Takes a time that was not spent on training out of what is shown of its speed."""
