@@ -7,8 +7,8 @@ ROW = 400  # bytes of 100 numbers
 CPU = "/device:CPU:0"
 
 
-def peak(fetch):
-    return memory.peaks([fetch.op])[CPU]
+def peak(fetch, rows=0):
+    return memory.peaks([fetch.op], rows)[CPU]
 
 
 def given():
@@ -36,12 +36,28 @@ def test_variables_and_constants_are_there_between_steps(fresh_graph):
     assert peak(tf.cumsum(tf.constant(2.0, shape=[100]))) == ROW
 
 
+def test_what_a_run_alone_can_count_is_taken_to_be_one_entry_of_each_row(fresh_graph):
+    found = tf.where(given() > 0)  # 100 bools, and of each entry found a number of 8 bytes
+    assert peak(found, rows=100) == 100 + 800
+    assert peak(found) == ROW + 100
+    with tf.name_scope("tower_0"):
+        first = tf.where(tf.fill([50], True))
+    with tf.name_scope("tower_1"):
+        second = tf.where(tf.fill([50], True))
+    assert peak(tf.concat([first, second], 0), rows=100) == 400 + 400 + 800
+
+
+def test_a_text_has_a_place_whatever_it_says(fresh_graph):
+    texts = tf1.placeholder(tf.string, [100])
+    assert peak(tf.strings.lower(texts)) == 2 * 100 * 24
+
+
 def test_each_device_has_its_own_tensors(fresh_graph):
     with tf.device("/cpu:1"):
         there = tf.cumsum(given())
     with tf.device("/cpu:0"):
         here = tf.cumsum(there)
-    assert memory.peaks([here]) == {"/device:CPU:1": 2 * ROW, CPU: ROW}
+    assert memory.peaks([here], 0) == {"/device:CPU:1": 2 * ROW, CPU: ROW}
 
 
 def test_parts_that_take_turns_take_less(fresh_graph):

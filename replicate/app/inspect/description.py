@@ -149,7 +149,7 @@ def describe(settings: config.Config) -> Description:
     if len(workers) == 1 and name != "multi_worker":
         name = "one_device"
     with _graph(settings, described, rows) as step:
-        taken = memory.peaks(step)
+        taken = memory.peaks(step, rows)
         moved = traffic.transfers(step) if len(workers) > 1 else []
     with report.heard() as heard, _graph(settings, described) as step:
         variables, executed = find_variables(), operations.executed_by(step)

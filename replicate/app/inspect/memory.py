@@ -13,9 +13,10 @@ from replicate.splitting.rules import elementwise
 _PASSING = frozenset("ExpandDims Identity Reshape Squeeze StopGradient".split())
 _IN_PLACE = frozenset((*elementwise.EACH, *elementwise.ALIKE.split(), "LogSoftmax", "Softmax"))
 _KEPT = ("Const", "ReadVariableOp")  # what is there between steps
+_TEXT = 24  # bytes of a text of up to 22 bytes; a longer one has more elsewhere
 
 
-def peaks(step: traffic.Step) -> Mapping[str, int]:
+def peaks(step: traffic.Step, rows: int) -> Mapping[str, int]:
     """Returns the bytes of tensors that a device holds at most in a step, by its name.
 
     Operations run in the order in which what they read and wait for is there, and a tensor is held
@@ -24,6 +25,8 @@ def peaks(step: traffic.Step) -> Mapping[str, int]:
 
     Args:
         step: What is run.
+        rows: B, of which each is taken to have one entry of what only a run can count, as ids that
+            are picked.
     """
     executed = operations.executed_by(step)
     users: dict[tf.Operation, list[tf.Operation]] = collections.defaultdict(list)
@@ -35,7 +38,7 @@ def peaks(step: traffic.Step) -> Mapping[str, int]:
         for each in before:
             users[each].append(op)
     ready = collections.deque(op for op, number in waits.items() if not number)
-    held = _Held(executed)
+    held = _Held(executed, rows)
     while ready:
         op = ready.popleft()
         held.run(op)
@@ -44,6 +47,12 @@ def peaks(step: traffic.Step) -> Mapping[str, int]:
             if not waits[user]:
                 ready.append(user)
     return held.most
+
+
+def _part(op: tf.Operation) -> str:
+    """Returns of which part of the batch an operation makes its rows; "": of all."""
+    prefix, _, rest = op.name.partition("/")
+    return prefix if rest and prefix.startswith("tower_") else ""
 
 
 class _Buffer(NamedTuple):
@@ -65,12 +74,15 @@ class _Held:
 
     Args:
         executed: All operations.
+        rows: See `peaks`.
 
     Attributes:
         most: The most bytes so far, by device.
     """
 
-    def __init__(self, executed: set[tf.Operation]):
+    def __init__(self, executed: set[tf.Operation], rows: int):
+        self._rows = rows
+        self._num_parts = len({part for op in executed if (part := _part(op))})
         self._executed = executed
         self._buffers: dict[int, _Buffer] = {}  # by the `id` of a tensor
         self._readers: dict[_Buffer, int] = collections.Counter()  # that have not run yet
@@ -101,12 +113,22 @@ class _Held:
         """Returns the memory that a tensor is in, which may be that of an operand."""
         if tensor.op.type in _PASSING and read and read[0].device == place:
             return read[0]
-        size = traffic.size_of(tensor.shape, tensor.dtype)
+        size = self._size_of(tensor)
         free = [buffer for buffer in read if buffer[1:] == (place, size)]
         free = [buffer for buffer in free if not self._readers[buffer]]
         if tensor.op.type in _IN_PLACE and free:
             return free[0]
-        return _Buffer(id(tensor), place, 0 if tensor.op.type in _KEPT else size or 0)
+        return _Buffer(id(tensor), place, 0 if tensor.op.type in _KEPT else size)
+
+    def _size_of(self, tensor: tf.Tensor) -> int:
+        """Returns how many bytes a tensor is taken to have."""
+        shape = tensor.shape
+        if shape.rank and shape[0] is None:
+            parts = self._num_parts if _part(tensor.op) else 1
+            shape = tf.TensorShape([-(-self._rows // parts), *shape[1:]])
+        if tensor.dtype == tf.string:
+            return (shape.num_elements() or 0) * _TEXT
+        return traffic.size_of(shape, tensor.dtype) or 0
 
     def _number_of_readers(self, tensor: tf.Tensor) -> int:
         users = (user for user in set(tensor.consumers()) if user in self._executed)
