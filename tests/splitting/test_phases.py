@@ -18,6 +18,13 @@ def found(before, parts):
     return phases.Phases(before, parts, lambda each: each.startswith("own"))
 
 
+def test_what_no_step_runs_is_behind_all_phases():
+    before = {"own0": (), "own1": (), "all": ("own0", "own1"), "summary": ("all",)}
+    of = phases.Phases(before, {"own0": 0, "own1": 1}, lambda each: False, {"summary"})
+    assert [of.turn(each).phase for each in ("own0", "all", "summary")] == [0, 1, 2]
+    assert phases.Phases(before, {}, lambda each: False).turn("summary").phase == 0
+
+
 def no_bits(each):
     return 0
 

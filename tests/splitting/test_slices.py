@@ -193,8 +193,9 @@ def test_the_first_value_is_made_on_the_host(fresh_graph):
 # Checkpoints and exports.
 
 
-def trained(directory, strategy, steps, model=None):
-    replicated = model_fn.replicate_model_fn(model or of(of_dense_ids), strategy=strategy)
+def trained(directory, strategy, steps, model=None, parts=1):
+    options = {"strategy": strategy, "micro_batches": parts}
+    replicated = model_fn.replicate_model_fn(model or of(of_dense_ids), **options)
     made = estimator.Estimator(replicated, str(directory))
     made.train(input_fn, max_steps=steps)
     return made
@@ -216,20 +217,20 @@ def values(made):
 @pytest.mark.thorough("sliced")
 @pytest.mark.parametrize("first", ["sliced", "one_device"])
 def test_checkpoints_interchange_with_those_of_whole_variables(tmp_path, first):
-    strategies = {"sliced": sliced(), "one_device": "one_device"}
-    trained(tmp_path / "both", strategies.pop(first), 3)
-    (second,) = strategies.values()
-    found = values(trained(tmp_path / "both", second, 6))
+    ways = {"sliced": {"strategy": sliced(), "parts": 2}, "one_device": {"strategy": "one_device"}}
+    trained(tmp_path / "both", steps=3, **ways.pop(first))
+    (second,) = ways.values()
+    found = values(trained(tmp_path / "both", steps=6, **second))
     for steps in (3, 6):
         one = trained(tmp_path / "one", "one_device", steps)
     assert {"table", "table/Adam", "table/Adam_1"} < set(found)
     exactness.compare(found, values(one), 1e-9, 1e-12)
 
 
-@pytest.mark.thorough("merged")
-@pytest.mark.parametrize("towers", ["one", "merged"])
-def test_an_export_holds_the_whole_table(tmp_path, towers):
-    made = trained(tmp_path / "run", sliced(), 2)
+@pytest.mark.thorough("merged-2")
+@pytest.mark.parametrize(("towers", "parts"), [("one", 1), ("merged", 2)])
+def test_an_export_holds_the_whole_table(tmp_path, towers, parts):
+    made = trained(tmp_path / "run", sliced(), 2, parts=parts)
     ids = np.asarray([[0, 10], [5, 5], [4, 8]])
 
     def receiver():

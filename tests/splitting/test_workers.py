@@ -29,6 +29,8 @@ MODELS = [
 ]
 FEW = ["looked_up", "joins_of_all_kinds", "joins_in_branches", "picked_rows"]
 STATIC = ["static rows_read_whole", "static joins_of_all_kinds"]
+IN_PARTS = [f"in_parts {name}" for name in FEW]
+ALL = [*MODELS, *STATIC, *IN_PARTS]
 
 
 def ran(factory, towers: int, rows: tuple[int, ...], works: list[str]) -> pathlib.Path:
@@ -48,20 +50,24 @@ def two_by_two(request, tmp_path_factory) -> pathlib.Path:
     """What two workers of two devices make, of 4 and 3 rows."""
     ours = [one for one in request.session.items if one.path == request.path]
     wanted = {one.callspec.params["name"] for one in ours if "two_by_two" in one.fixturenames}
-    return ran(tmp_path_factory, 2, (4, 3), [each for each in (*MODELS, *STATIC) if each in wanted])
+    return ran(
+        tmp_path_factory,
+        2,
+        (4, 3),
+        [each for each in ALL if each in wanted],
+    )
 
 
 @pytest.fixture(scope="module")
 def one_without_rows(tmp_path_factory) -> pathlib.Path:
     """What three workers of one device make, of 3, 0 and 2 rows."""
-    return ran(tmp_path_factory, 1, (3, 0, 2), FEW)
+    return ran(tmp_path_factory, 1, (3, 0, 2), [*FEW, *IN_PARTS])
 
 
 def require_one_device(folder: pathlib.Path, name: str, rows: tuple[int, ...]) -> None:
     """Requires that all workers have the same, and that it is one device's."""
     found = [pickle.loads((folder / f"{name}-{n}.pickle").read_bytes()) for n in range(len(rows))]
-    bare = name.removeprefix("static ")
-    is_static = name != bare
+    bare, is_static = name.split()[-1], name.startswith("static ")
     total = len(rows) * rows[0] if is_static else sum(rows)
     for each in found[1:]:
         exactness.compare(each, found[0], 0.0, 0.0)
@@ -71,13 +77,13 @@ def require_one_device(folder: pathlib.Path, name: str, rows: tuple[int, ...]) -
 
 
 @pytest.mark.thorough("plain", "joins_of_all_kinds", "picked_rows", "norm_layers_2d")
-@pytest.mark.parametrize("name", [*MODELS, *STATIC])
+@pytest.mark.parametrize("name", ALL)
 def test_two_workers_of_two_devices_are_one_device(two_by_two, name):
     require_one_device(two_by_two, name, (4, 3))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, *IN_PARTS])
 def test_a_worker_of_three_may_have_no_rows(one_without_rows, name):
     require_one_device(one_without_rows, name, (3, 0, 2))
 

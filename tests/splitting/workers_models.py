@@ -126,10 +126,10 @@ def random_by_the_first(features, labels):
     return chosen + scale * tf.reduce_mean(tf.square(walked)), {"walked": walked, "noisy": noisy}
 
 
-def run(name: str, is_static: bool, strategy: Any, number: int, rows: list[int]) -> list[dict]:
-    """Runs a model on this worker's rows; returns what each step gives."""
-    rows = [rows[0]] * len(rows) if is_static else rows
-    built = Built(name, is_static, strategy, rows[number])
+def run(kind: str, name: str, strategy: Any, number: int, rows: list[int]) -> list[dict]:
+    """Runs a model on this worker's rows, see `Built`; returns what each step gives."""
+    rows = [rows[0]] * len(rows) if kind == "static" else rows
+    built = Built(kind, name, strategy, rows[number])
     config = tf1.ConfigProto()
     strategy.configure(config)
     found = []
@@ -157,15 +157,17 @@ class Built:
     """A model in a graph of its own, which a worker splits.
 
     Args:
+        kind: `"static"`: the graph knows how many rows there are; `"in_parts"`: each device
+            computes its rows in two parts; `"dynamic"`: neither.
         name: The model.
-        is_static: Whether the graph knows how many rows there are.
         strategy: Its devices compute.
         own: How many rows the worker has, in each step.
     """
 
-    def __init__(self, name: str, is_static: bool, strategy: Any, own: int):
+    def __init__(self, kind: str, name: str, strategy: Any, own: int):
         self.model = MODELS[name]
-        self._is_static = is_static
+        self._is_static = is_static = kind == "static"
+        self._micro_batches = 2 if kind == "in_parts" else 1
         self._own: dict = {}  # placeholders by what the model is given
         self.graph = tf.Graph()
         with self.graph.as_default(), tf.device(strategy.worker_devices[0]):
@@ -206,6 +208,7 @@ class Built:
             home=strategy.home,
             static_rows=self._number * across.size if self._is_static else None,
             cluster=workers.WorkerBatch(across, self._number, self._own),
+            micro_batches=self._micro_batches,
         ).fetch
 
     def feed(self, step: int, start: int, own: int, total: int) -> dict:

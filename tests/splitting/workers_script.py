@@ -1,7 +1,7 @@
 """One worker that splits models of the corpus: `workers_script.py FOLDER NUMBER SIZE WORKS...`.
 
-A work is the name of a model; with `static ` in front of it the graph knows how many rows there
-are. TOWERS says how many devices each worker has, ROWS how many rows of each worker (as `4,3`).
+A work is the name of a model, or one of the kinds of `workers_models.Built` and the name. TOWERS
+says how many devices each worker has, ROWS how many rows of each worker (as `4,3`).
 """
 
 import json
@@ -33,8 +33,7 @@ def main(folder: pathlib.Path, number: int, size: int, works: list[str]) -> None
     strategy = replicate.MultiWorkerStrategy(devices=towers, timeout=30, communication="ring")
     rows = [int(each) for each in os.environ["ROWS"].split(",")]
     for name in works:
-        bare = name.removeprefix("static ")
-        found = workers_models.run(bare, bare != name, strategy, number, rows)
+        found = workers_models.run(*f"dynamic {name}".split()[-2:], strategy, number, rows)
         (folder / f"{name}-{number}.pickle").write_bytes(pickle.dumps(found))
         print(name, flush=True)
 

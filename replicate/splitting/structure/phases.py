@@ -75,10 +75,11 @@ class Phases(Generic[Each]):
             if part is not None and each not in self.parts and may_join(each):
                 self.parts[each] = part
         self._of = self._find()
+        self._number = max(self._of.values(), default=-1) + 1
 
     def turn(self, each: Each) -> Turn:
-        """Returns when an operation runs; all is one phase where there are no parts."""
-        return Turn(self.parts.get(each), self._of.get(each, 0))
+        """Returns when an operation runs: what no step runs, behind all; all at once without parts."""
+        return Turn(self.parts.get(each), self._of.get(each, self._number))
 
     def _find(self) -> dict[Each, int]:
         if not self.parts:
