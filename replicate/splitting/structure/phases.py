@@ -78,7 +78,7 @@ class Phases(Generic[Each]):
         self._number = max(self._of.values(), default=-1) + 1
 
     def turn(self, each: Each) -> Turn:
-        """Returns when an operation runs: what no step runs, behind all; all at once without parts."""
+        """Returns when an operation runs; what no step runs is behind all phases."""
         return Turn(self.parts.get(each), self._of.get(each, self._number))
 
     def _find(self) -> dict[Each, int]:
