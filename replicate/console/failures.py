@@ -18,16 +18,22 @@ def explain(error: BaseException) -> str:
     if isinstance(error, errors.ReplicateError):
         return str(error)
     hints = list(filter(None, [messages.without_estimators(error)]))
-    hints += _without_memory(str(error))
+    notes = getattr(error, "__notes__", [])
+    hints += _without_memory(str(error), bool(notes))
     operation = getattr(error, "op", None)  # of TensorFlow's errors
     hints += [f"The operation is {operation.name}."] if operation is not None else []
-    hints += getattr(error, "__notes__", [])
+    hints += notes
     told = dict.fromkeys([located(error), *hints])
     return "\n".join([*told, "Set REPLICATE_DEBUG=1 to see the traceback."])
 
 
-def _without_memory(message: str) -> list[str]:
-    """Returns what did not fit, and what to do, where memory is full."""
+def is_without_memory(error: BaseException) -> bool:
+    """Tells whether an error says that a device has no memory left."""
+    return _NO_MEMORY.search(str(error)) is not None
+
+
+def _without_memory(message: str, is_advised: bool) -> list[str]:
+    """Returns what did not fit and, if nobody has said it, what to do, where memory is full."""
     found = _NO_MEMORY.search(message)
     if found is None:
         return []
@@ -35,11 +41,12 @@ def _without_memory(message: str) -> list[str]:
     bits = _BITS.get(found[2]) or int(digits[0] if digits else 0)
     count = math.prod(int(length) for length in found[1].split(",") if length)
     size = f": {count * bits // 8:,} bytes do not fit" if bits else ""
+    if is_advised:
+        return [f"This device's memory is full{size}."]
     return [
         f"This device's memory is full{size}. Set micro_batches: 2, 4 or 8, which changes "
         "no number; use more devices; or keep variables on several, with strategy: balanced, or "
-        "with {name: balanced, slice_bytes: 1MiB} where one is large. `replicate describe` counts "
-        "what a step takes."
+        "with {name: balanced, slice_bytes: 1MiB} where one is large."
     ]
 
 

@@ -1,6 +1,9 @@
-"""What a step's tensors take is counted in its graph."""
+"""What a step's tensors take is counted in the graph; a shortage is told with what would fit."""
 
-from replicate.app.inspect import memory
+import pytest
+
+from replicate.app.config import config
+from replicate.app.inspect import description, memory, shortage
 from replicate.compat.tensorflow import tf, tf1
 
 ROW = 400  # bytes of 100 numbers
@@ -67,3 +70,35 @@ def test_parts_that_take_turns_take_less(fresh_graph):
             parts.append(tf.reduce_sum(tf.cumsum(tf.fill([100], 1.0))))
     # One of the parts at a time: 400 in and 400 out, beside the other one's sum of 4.
     assert peak(tf.add_n(parts)) <= 2 * ROW + 8
+
+
+FULL = "OOM when allocating tensor with shape[9,9] and type float on /device:GPU:0"
+
+
+@pytest.fixture(name="settings")
+def load_settings():
+    return config.load("configs/wide-and-deep.yaml")
+
+
+def note_of(settings, text):
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught, shortage.explained(settings):
+        raise tf.errors.ResourceExhaustedError(None, None, text)
+    return "".join(getattr(caught.value, "__notes__", []))
+
+
+def total(settings):
+    return max(one.held + one.step for one in description.describe(settings).devices)
+
+
+@pytest.mark.thorough
+def test_a_training_without_memory_is_told_what_would_take_less(settings):
+    note = note_of(settings, FULL)
+    less = total(settings.model_copy(update={"micro_batches": 4}))
+    assert less < total(settings)
+    assert note.startswith("By its graph CPU:")
+    # Its largest variable has far less than 1 MiB: slices would change nothing.
+    assert note.endswith(f"Set the first of these: with micro_batches: 4 it takes {less:,} in all.")
+
+
+def test_other_shortages_are_told_as_they_are(settings):
+    assert note_of(settings, "out/model.ckpt-3; No space left on device") == ""

@@ -65,6 +65,7 @@ def train(request: "Request") -> None:
     """Train, from the last checkpoint if there is one."""
     with interrupts.at_once():
         from replicate.app.command import report
+        from replicate.app.inspect import shortage
         from replicate.app.training import exports, runner
         from replicate.console import json_output
 
@@ -72,7 +73,7 @@ def train(request: "Request") -> None:
     # A launcher shows what is in the log at once, and stdout, the result, in the end.
     is_apart = request.tell is not None and not options.json
     apart = json_output.alone() if is_apart else contextlib.nullcontext()
-    with apart:
+    with apart, shortage.explained(settings):
         done = runner.train(settings, request.display)
     if options.json:
         told = {"name": settings.name, "model_dir": settings.model_dir}
