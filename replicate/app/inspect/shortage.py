@@ -4,13 +4,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import pydantic
+
 from replicate.app.config import config, sections
 from replicate.app.inspect import description
 from replicate.console import failures
 from replicate.strategy.towers import lockstep
 
 _PARTS = 4  # times as many micro-batches
-_SLICE_BYTES = 2**20
+_SLICE_BYTES = pydantic.ByteSize(2**20)
 
 
 @contextlib.contextmanager
