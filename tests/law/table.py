@@ -144,9 +144,8 @@ MODELS = {
         for name, loss in models_of(idioms).items()
     },
     **{
-        f"{name}, {kind}": stepping(losses.Case(loss), way)
-        for name, loss in PARTS.items()
-        for kind, way in (("with an optimizer_fn", None), ("with its own optimizer", WAYS[1]))
+        name: stepping(losses.Case(loss), WAYS[i % 2])
+        for i, (name, loss) in enumerate(PARTS.items())
     },
     "made in functions and trained": model(parts.made_in_functions_and_trained),
     **{
@@ -187,7 +186,6 @@ VARIANTS = (
     *("several_ys_and_weights_of_theirs", "a_y_with_rows_and_weights"),  # several_ys
     *(name for name in CORPUS if name.startswith("embeddings_of_bags_")),
     *(name for name in CORPUS if name.endswith("_doubled")),  # widths of 2B, beside those of B
-    *(name for name in MODELS if name.endswith(", with its own optimizer")),
 )
 THOROUGH = {*(LOSSES.keys() - QUICK_LOSSES), *LARGE, *VARIANTS}
 TURNS = int(os.environ.get("LAW_TURNS", "1"))
