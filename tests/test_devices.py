@@ -167,6 +167,7 @@ def run_program(run_python):
     return run_python(PROGRAM).splitlines()
 
 
+@pytest.mark.thorough
 def test_cpus_are_made_and_nothing_is_started(said):
     first, second, third = said[:3]
     assert first == "('/device:CPU:0',) ('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')"
@@ -174,6 +175,7 @@ def test_cpus_are_made_and_nothing_is_started(said):
     assert third == str([f"/device:CPU:{i}" for i in range(4)])
 
 
+@pytest.mark.thorough
 def test_a_model_says_once_which_devices_it_uses(said):
     assert [line for line in said[3:] if " device" in line] == [
         "4 devices: /cpu:0, /cpu:1, /cpu:2, /cpu:3; variables on /cpu:0; TensorFlow sees no GPU",

@@ -122,6 +122,7 @@ def test_loading_changes_no_public_module(run_python):
     assert run_python(PUBLIC_MODULES).splitlines() == ["True", "[]", "[]"]
 
 
+@pytest.mark.thorough
 def test_install_sets_tf_estimator(run_python):
     said = run_python(
         "import tensorflow as tf\n"

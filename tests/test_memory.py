@@ -54,7 +54,7 @@ def tables():
     return found
 
 
-@pytest.mark.thorough("split")
+@pytest.mark.thorough
 @pytest.mark.parametrize("building", ["split", "call"])
 def test_nothing_of_a_training_stays(tmp_path, building):
     graphs, left = Graphs(), []

@@ -214,7 +214,7 @@ def values(made):
     return {name: made.get_variable_value(name) for name in made.get_variable_names()}
 
 
-@pytest.mark.thorough("sliced")
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["sliced", "one_device"])
 def test_checkpoints_interchange_with_those_of_whole_variables(tmp_path, first):
     ways = {"sliced": {"strategy": sliced(), "parts": 2}, "one_device": {"strategy": "one_device"}}
