@@ -49,10 +49,9 @@ def peaks(step: traffic.Step, rows: int) -> Mapping[str, int]:
     return held.most
 
 
-def _part(op: tf.Operation) -> str:
-    """Returns of which part of the batch an operation makes its rows; "": of all."""
-    prefix, _, rest = op.name.partition("/")
-    return prefix if rest and prefix.startswith("tower_") else ""
+def _is_of_part(op: tf.Operation) -> bool:
+    """Whether an operation makes something of a part's rows, or cuts these."""
+    return op.name.startswith(("tower_", "replicate_split/"))
 
 
 class _Buffer(NamedTuple):
@@ -82,7 +81,8 @@ class _Held:
 
     def __init__(self, executed: set[tf.Operation], rows: int):
         self._rows = rows
-        self._num_parts = len({part for op in executed if (part := _part(op))})
+        prefixes = {op.name.partition("/")[0] for op in executed}
+        self._num_parts = sum(each.startswith("tower_") for each in prefixes) or 1
         self._executed = executed
         self._buffers: dict[int, _Buffer] = {}  # by the `id` of a tensor
         self._readers: dict[_Buffer, int] = collections.Counter()  # that have not run yet
@@ -124,7 +124,7 @@ class _Held:
         """Returns how many bytes a tensor is taken to have."""
         shape = tensor.shape
         if shape.rank and shape[0] is None:
-            parts = self._num_parts if _part(tensor.op) else 1
+            parts = self._num_parts if _is_of_part(tensor.op) else 1
             shape = tf.TensorShape([-(-self._rows // parts), *shape[1:]])
         if tensor.dtype == tf.string:
             return (shape.num_elements() or 0) * _TEXT
