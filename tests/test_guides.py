@@ -19,10 +19,10 @@ import pytest
 import yaml
 
 import replicate
+from replicate import choices
 from replicate.app.command import cli
 from replicate.app.config import config
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import base
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -217,7 +217,7 @@ def test_the_algorithm_of_ones_own_equals_one_device(tmp_path, monkeypatch):
 
 def test_every_strategy_of_a_name_is_in_the_guide():
     listed = set(re.findall(r'^\|[^|]*"(\w+)"', STRATEGIES, re.MULTILINE))
-    assert listed >= set(base.NAMED)
+    assert listed >= set(choices.NAMED)
 
 
 def replacements():
