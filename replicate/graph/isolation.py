@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1, variable_scope
+from replicate.graph import operations
 
 # The collections of variables that are each tower's own.
 LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
@@ -36,6 +37,9 @@ _LOOKUPS = ("as_graph_element", "get_collection")
 
 Collections: TypeAlias = dict[Hashable, list[Any]]
 """What the collections of a graph hold, by their names."""
+
+Listed: TypeAlias = tuple[tf.Variable, Sequence[Hashable]]
+"""A variable, and the collections that it is listed in."""
 
 
 class Views:
@@ -64,12 +68,21 @@ class GraphViews(Views):
         prefixes: What the K towers' names begin with, such as `outer/` and `outer/tower_1/`.
         every_collection: Whether all collections are a tower's own, and look-ups by name may
             leave its prefix out; or only the store is.
+        unasked: Returns variables that another tower has made and this one has not asked
+            for, each with the collections that it is listed in.
     """
 
-    def __init__(self, graph: tf.Graph, prefixes: Sequence[str], every_collection: bool):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        prefixes: Sequence[str],
+        every_collection: bool,
+        unasked: Callable[[int], Sequence[Listed]],
+    ):
         self._graph = graph
         self._prefixes = prefixes
         self._every_collection = every_collection
+        self._unasked = unasked
         self._before = self._noted()
         self._variables_before = dict(self._store()._vars)
         self._partitioned_before = dict(self._store()._partitioned_vars)
@@ -170,12 +183,40 @@ class GraphViews(Views):
         A scope is one of one device's; where nothing is found, one that the tower was given.
         """
         held = type(self._graph).get_collection(self._graph, name)
+        used = self._used(name, held)
+        if used:
+            held = self._in_order([*held, *used])
         if scope is None:
             return held
         matches = re.compile(scope).match
         named = [item for item in held if hasattr(item, "name")]
         found = [item for item in named if matches(self._plain_name(item))]
         return found or [item for item in named if matches(item.name)]
+
+    def _used(self, name: Hashable, held: Sequence[object]) -> list[tf.Variable]:
+        """Returns what a collection lacks of the variables that the tower uses, unasked.
+
+        A layer that is kept outside of the model_fn makes its variables in the first tower,
+        and has them in the others.
+        """
+        if name not in (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.TRAINABLE_VARIABLES):
+            return []
+        own, known = None, {id(item) for item in held}
+        found = []
+        for variable, keys in self._unasked(self._shown):
+            if name in keys and id(variable) not in known:
+                own = self.operations(self._shown) if own is None else own
+                members = operations.copies_of(variable)
+                if any(user in own for member in members for user in member.handle.consumers()):
+                    found.append(variable)
+        return found
+
+    def _in_order(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Returns variables in the order in which the first tower has made them."""
+        made = {op: i for i, op in enumerate(self._graph.get_operations())}
+        places = [operations.copies_of(item)[0] for item in variables]
+        places = [made.get(getattr(getattr(p, "handle", p), "op", None), -1) for p in places]
+        return [variables[i] for i in sorted(range(len(variables)), key=places.__getitem__)]
 
     def _plain_name(self, item: types.Fetch | tf.Variable) -> str:
         """Returns the name that a tensor or operation has on one device; a variable's own."""

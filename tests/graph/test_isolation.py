@@ -22,7 +22,7 @@ def graph():
 
 
 def shown(graph, prefix="tower_1/", plain=""):
-    views = isolation.GraphViews(graph, [plain, prefix], True)
+    views = isolation.GraphViews(graph, [plain, prefix], True, lambda tower_id: [])
     views.show(1)
     add_to(graph, prefix)
     return views
@@ -71,7 +71,7 @@ def test_the_graph_is_as_it_was_afterwards(graph):
 @pytest.mark.parametrize("every_collection", [True, False])
 def test_what_a_session_needs_of_each_tower_is_kept(every_collection):
     with tf.Graph().as_default() as graph:
-        views = isolation.GraphViews(graph, ["", "tower_1/"], every_collection)
+        views = isolation.GraphViews(graph, ["", "tower_1/"], every_collection, lambda i: [])
         for tower_id, item in enumerate(("first", "second")):
             views.show(tower_id)
             for key in (tf1.GraphKeys.RESOURCES, tf1.GraphKeys.LOSSES):

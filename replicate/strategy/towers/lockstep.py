@@ -251,7 +251,8 @@ def run(
     views = isolation.Views()
     if not inheritance.eager:
         prefixes = [inheritance.prefix(tower.tower_id) for tower in towers]
-        views = isolation.GraphViews(inheritance.graph, prefixes, every_collection)
+        unasked = creations.unasked
+        views = isolation.GraphViews(inheritance.graph, prefixes, every_collection, unasked)
     creations.watch(views)
     try:
         # NOTE: a seeded run must repeat: then towers draw their seeds one after the other.

@@ -8,7 +8,7 @@ counters and stores as they were before all towers.
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from replicate import errors, types
@@ -31,6 +31,7 @@ class Request(NamedTuple):
         dtype: The dtype's name; `"?"` where an initializer decides.
         trainable: Whether the variable is trained.
         scope: The name scope it was asked for in, a tower's own prefix aside.
+        collections: The collections it asked for; None where it named none.
     """
 
     name: str | None
@@ -38,6 +39,7 @@ class Request(NamedTuple):
     dtype: str
     trainable: bool
     scope: str = ""
+    collections: tuple[Hashable, ...] | None = None
 
     def matches(self, other: "Request") -> bool:
         """Whether `other` may serve this request, numbers that TensorFlow added aside."""
@@ -120,6 +122,13 @@ class Creations:
         taken = self._taken[tower_id]
         return [logged for i, logged in enumerate(self._made) if i not in taken]
 
+    def unasked(self, tower_id: int) -> list[isolation.Listed]:
+        """Returns `untaken` as pairs of a variable and the collections that it is listed in."""
+        return [
+            (variable, creation.collections_of({"collections": request.collections}, variable))
+            for request, variable in self.untaken(tower_id)
+        ]
+
     def all(self) -> list[tf.Variable]:
         """Returns the variables in the order in which the first tower made them."""
         return [variable for _, variable in self._made]
@@ -183,6 +192,7 @@ def request_of(kwargs: types.Arguments) -> Request:
         dtype="?" if dtype is None else str(dtype),
         trainable=kwargs.get("trainable") is not False,
         scope=_PREFIX.sub(r"\1", f"{tf.get_current_name_scope()}/"),
+        collections=None if kwargs.get("collections") is None else tuple(kwargs["collections"]),
     )
 
 
