@@ -1,7 +1,6 @@
 """Facts about operations: what lies behind them, what they call, which variable they work on."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from replicate import types
 from replicate.compat.tensorflow import tf
@@ -101,39 +100,25 @@ def _followed(
 # Functions: branches, bodies of loops, `tf.function`s.
 
 
-class Body(NamedTuple):
-    """A function as an operation calls it.
-
-    Attributes:
-        arguments: The operation's inputs that go in, one for each of `inputs`.
-        inputs: The function's own tensors for them.
-        outputs: The function's tensors, one for each of the operation's outputs.
-    """
-
-    arguments: tuple[tf.Tensor, ...]
-    inputs: tuple[tf.Tensor, ...]
-    outputs: tuple[tf.Tensor, ...]
-
-
 def is_call(op: tf.Operation) -> bool:
     """Whether an operation calls functions that may be looked into."""
     return op.type in _BODIES
 
 
-def bodies(op: tf.Operation) -> list[Body]:
-    """Returns the functions that an operation calls; none if one cannot be looked into."""
+def bodies(op: tf.Operation) -> list[tf.Graph]:
+    """Returns the graphs of what an operation calls; none if one cannot be looked into.
+
+    Their inputs are the operation's last ones, and their outputs its own.
+    """
     if not is_call(op):
         return []
     names, first = _BODIES[op.type]
-    found = []
-    for name in names.split():
-        value = op.get_attr(name)
-        for function in value if isinstance(value, list) else [value]:
-            body = _body(op, function.name, op.inputs[first:])
-            if body is None:
-                return []
-            found.append(body)
-    return found
+    values = [op.get_attr(name) for name in names.split()]
+    functions = [each for value in values for each in (value if type(value) is list else [value])]
+    graphs = [getattr(op.graph._get_function(each.name), "graph", None) for each in functions]
+    sizes = len(op.inputs) - first, len(op.outputs)
+    are_known = all(g and (len(g.inputs), len(g.outputs)) == sizes for g in graphs)
+    return graphs if are_known else []
 
 
 def with_called(found: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
@@ -141,17 +126,7 @@ def with_called(found: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
     for op in found:
         yield op
         for body in bodies(op):
-            for tensor in (*body.inputs, *body.outputs)[:1]:
-                yield from with_called(tensor.graph.get_operations())
-
-
-def _body(op: tf.Operation, name: str, arguments: Sequence[tf.Tensor]) -> Body | None:
-    graph = getattr(op.graph._get_function(name), "graph", None)
-    if graph is None or len(graph.inputs) != len(arguments):
-        return None
-    if len(graph.outputs) != len(op.outputs):
-        return None
-    return Body(tuple(arguments), tuple(graph.inputs), tuple(graph.outputs))
+            yield from with_called(body.get_operations())
 
 
 # Variables.
@@ -208,7 +183,8 @@ def _writing(handle: tf.Tensor) -> Iterator[tuple[tf.Operation, tf.Operation]]:
                 yield from _writing(tensor)
         else:
             for body in bodies(op):
-                for own, given in zip(body.inputs, body.arguments, strict=True):
+                arguments = op.inputs[len(op.inputs) - len(body.inputs) :]
+                for own, given in zip(body.inputs, arguments, strict=True):
                     if given is handle:
                         yield from ((op, write) for _, write in _writing(own))
 

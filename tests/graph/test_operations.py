@@ -99,7 +99,7 @@ def test_functions_of_an_imported_graph_cannot_be_looked_into(fresh_graph):
     doubled(tf.constant(1.0))
     (call,) = [op for op in fresh_graph.get_operations() if operations.is_call(op)]
     (body,) = operations.bodies(call)
-    assert body.arguments == tuple(call.inputs)
+    assert [given.dtype for given in body.inputs] == [given.dtype for given in call.inputs]
     with tf.Graph().as_default() as other:
         tf.import_graph_def(fresh_graph.as_graph_def(), name="")
         assert operations.bodies(other.get_operation_by_name(call.name)) == []
