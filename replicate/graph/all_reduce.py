@@ -6,7 +6,6 @@ Sums are made in the tensors' own dtype, whatever they travel in.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -85,45 +84,6 @@ Algorithm: TypeAlias = Callable[[Rows, Sequence[str], Wire], list[list[tf.Tensor
 """Takes K x M tensors, the K devices and how tensors travel; returns K x M sums."""
 
 
-def transferred(
-    rows: Rows,
-    devices: Sequence[str],
-    algorithm: Algorithm,
-    pack_bytes: int = 0,
-    transfer_dtype: tf.DType | None = None,
-    has_rows: HasRows | None = None,
-    *,
-    is_spread: bool = False,
-) -> list[list[tf.Tensor]]:
-    """Runs an all-reduce on packed tensors, which travel in another dtype.
-
-    Args:
-        rows: K x N dense tensors; a column has one shape and dtype.
-        devices: K canonical device names.
-        algorithm: Makes the sums.
-        pack_bytes: Tensors of up to this many bytes share a transfer.
-        transfer_dtype: What wider floating tensors are cast to on their way, if they are.
-        has_rows: K bools, or bool tensors of shape []: what counts; None: all.
-        is_spread: Whether the algorithm sums each pack on one device, so that there are to be
-            packs for all of them.
-
-    Returns:
-        K x N sums in their own dtypes and shapes.
-
-    Raises:
-        TowerMismatchError: If the dtypes or shapes of a column differ.
-        TypeError: If some are bools, which have no sum.
-    """
-    for tensor in rows[0] if len(devices) > 1 else ():
-        reductions.require_sum(tensor.dtype)
-    most = packing.even_share(rows[0], len(devices)) if is_spread else math.inf
-    plan = packing.Packing(rows, pack_bytes, most)
-    counts = has_rows or [True] * len(devices)
-    packed = [plan.pack(*each) for each in zip(rows, devices, counts, strict=True)]
-    summed = algorithm(packed, devices, Wire(transfer_dtype, pack_bytes > 0))
-    return [plan.unpack(row, device) for row, device in zip(summed, devices, strict=True)]
-
-
 def batch_sum_onto(
     columns: Sequence[Sequence[types.Gradient]],
     sources: Sequence[str],
@@ -140,7 +100,7 @@ def batch_sum_onto(
             as they are.
         sources: K canonical names of the devices that hold them.
         places: For each column the canonical names of the devices that get its sum.
-        has_rows: See `transferred`.
+        has_rows: K bools, or bool tensors of shape []: what counts; None: all.
         over_workers: Takes the sums of this worker's rows, and returns those of all workers,
             where they were; None: there is one worker.
 

@@ -5,12 +5,13 @@ sum on each of its destinations. Small tensors may share a transfer
 (`pack_bytes`), and floating tensors may travel in fewer bits (`transfer_dtype`).
 """
 
+import math
 from collections.abc import Sequence
 
 from replicate import devices as device_names
 from replicate import errors, types
 from replicate.compat.tensorflow import tf
-from replicate.graph import all_reduce, packing
+from replicate.graph import all_reduce, packing, reductions
 
 _TRANSFER_DTYPES = (None, tf.float16, tf.bfloat16)
 
@@ -74,21 +75,27 @@ class CrossDeviceOps:
         ]
         if together:
             rows = [list(row) for row in zip(*[columns[n] for n in together], strict=True)]
-            summed = all_reduce.transferred(
-                rows,
-                workers,
-                self._algorithm,
-                self._pack_bytes,
-                self._transfer_dtype,
-                has_rows,
-                is_spread=self._is_spread,
-            )
+            summed = self._summed(rows, workers, has_rows)
             copies.update(zip(together, map(list, zip(*summed, strict=True)), strict=True))
         alone = [n for n in range(len(columns)) if n not in copies]
         others, targets = [columns[n] for n in alone], [places[n] for n in alone]
         reduced = all_reduce.batch_sum_onto(others, workers, targets, has_rows)
         copies.update(zip(alone, reduced, strict=True))
         return [copies[n] for n in range(len(columns))]
+
+    def _summed(
+        self, rows: all_reduce.Rows, workers: Sequence[str], has_rows: all_reduce.HasRows | None
+    ) -> list[list[tf.Tensor]]:
+        """Sums K x N dense tensors to K x N copies, packed and narrowed on their way."""
+        for tensor in rows[0] if len(workers) > 1 else ():
+            reductions.require_sum(tensor.dtype)
+        most = packing.even_share(rows[0], len(workers)) if self._is_spread else math.inf
+        plan = packing.Packing(rows, self._pack_bytes, most)
+        counts = has_rows or [True] * len(workers)
+        packed = [plan.pack(*each) for each in zip(rows, workers, counts, strict=True)]
+        wire = all_reduce.Wire(self._transfer_dtype, self._pack_bytes > 0)
+        summed = self._algorithm(packed, workers, wire)
+        return [plan.unpack(row, device) for row, device in zip(summed, workers, strict=True)]
 
     def __repr__(self) -> str:
         return (

@@ -6,6 +6,7 @@ import pytest
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import all_reduce
+from replicate.strategy import cross_device
 
 ALGORITHMS = {
     "to_one_device": all_reduce.to_one_device,
@@ -42,6 +43,15 @@ def placed(rows, devices):
     return made
 
 
+def transferred(rows, devices, algorithm, pack_bytes=0, dtype=None):
+    """The K x N copies that an algorithm makes for a strategy."""
+    own = {"_algorithm": staticmethod(algorithm)}
+    ops = type("Own", (cross_device.CrossDeviceOps,), own)(pack_bytes, dtype)
+    columns = list(zip(*rows, strict=True))
+    found = ops.batch_sum(columns, [devices] * len(columns), devices)
+    return list(map(list, zip(*found, strict=True)))
+
+
 def require_sums(found, rows):
     for n, column in enumerate(zip(*rows, strict=True)):
         for copies in found:
@@ -52,7 +62,7 @@ def require_sums(found, rows):
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 5])
 def test_each_device_gets_each_sum(algorithm, num_devices, pack_bytes, session):
     rows, devices = values(num_devices), cpus(num_devices)
-    summed = all_reduce.transferred(placed(rows, devices), devices, algorithm, pack_bytes)
+    summed = transferred(placed(rows, devices), devices, algorithm, pack_bytes)
     for copies, device in zip(summed, devices, strict=True):
         assert [copy.shape for copy in copies] == SHAPES
         assert {copy.device for copy in copies} == {device}
@@ -64,7 +74,7 @@ def test_each_device_gets_each_sum(algorithm, num_devices, pack_bytes, session):
 def test_narrow_copies_are_equal_to_the_last_bit(algorithm, dtype, pack_bytes, session):
     random = np.random.RandomState(1)
     rows = [[random.normal(size=shape).astype(np.float32) for shape in SHAPES] for _ in range(4)]
-    summed = all_reduce.transferred(placed(rows, cpus(4)), cpus(4), algorithm, pack_bytes, dtype)
+    summed = transferred(placed(rows, cpus(4)), cpus(4), algorithm, pack_bytes, dtype)
     found = session.run(summed)
     for n, column in enumerate(zip(*rows, strict=True)):
         for copies in found:
@@ -78,9 +88,7 @@ def test_sums_are_made_in_full_precision(session):
     # Of 11 bits float16 keeps no 2048 + 1, which stays 2048; it keeps 2048 + 1 + 1.
     rows = [[np.float32(2048.0)], [np.float32(1.0)], [np.float32(1.0)]]
     devices = cpus(3)
-    summed = all_reduce.transferred(
-        placed(rows, devices), devices, all_reduce.to_one_device, 0, tf.float16
-    )
+    summed = transferred(placed(rows, devices), devices, all_reduce.to_one_device, 0, tf.float16)
     assert session.run(summed) == [[2050.0]] * 3
 
 
@@ -90,7 +98,7 @@ def test_unknown_shapes_are_reduced_unpacked(algorithm, session):
         [tf1.placeholder_with_default(tensor, [None] * tensor.shape.rank) for tensor in row]
         for row in placed(rows, cpus(3))
     ]
-    summed = all_reduce.transferred(tensors, cpus(3), algorithm, 1000)
+    summed = transferred(tensors, cpus(3), algorithm, 1000)
     assert [copy.shape.as_list() for copy in summed[0]] == [[None], [None, None]]
     require_sums(session.run(summed), rows)
 
@@ -98,7 +106,7 @@ def test_unknown_shapes_are_reduced_unpacked(algorithm, session):
 def test_a_shape_that_differs_is_refused(algorithm):
     rows = [[tf.zeros([2])], [tf.zeros([3])]]
     with pytest.raises(errors.TowerMismatchError, match="tower 1 has the shape"):
-        all_reduce.transferred(rows, cpus(2), algorithm, 1000)
+        transferred(rows, cpus(2), algorithm, 1000)
 
 
 def crossings(graph):
@@ -167,7 +175,7 @@ def test_slices_stay_slices_in_a_batch(session):
 def test_nccl_is_one_operation_per_gpu(fresh_graph):
     gpus = ["/device:GPU:0", "/device:GPU:1"]
     rows = placed(values(2, [(2,), (3,)]), gpus)
-    summed = all_reduce.transferred(rows, gpus, all_reduce.nccl, 0, tf.float16)
+    summed = transferred(rows, gpus, all_reduce.nccl, 0, tf.float16)
     reduced = [op for op in fresh_graph.get_operations() if op.type == "NcclAllReduce"]
     assert sorted(op.device for op in reduced) == [gpus[0]] * 2 + [gpus[1]] * 2
     assert len({op.get_attr("shared_name") for op in reduced}) == 2
