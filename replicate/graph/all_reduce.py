@@ -294,7 +294,14 @@ def _ring_column(
             (running,) = wire.send([running], devices[before], devices[k])
             with tf.device(devices[k]):
                 running = running + chunks[k][c]
-        _pass_on(running, c, [order[-1], *order[:-1]], devices, wire, finished)
+        total, is_narrow = running, wire.narrows(running)
+        if is_narrow:  # rounded once
+            with tf.device(devices[order[-1]]):
+                total = tf.cast(running, wire.dtype)
+        for k in (order[-1], *order[:-1]):
+            total = reductions.copy_onto(total, devices[k])
+            with tf.device(devices[k]):
+                finished[k][c] = tf.cast(total, running.dtype)
     whole = []
     for tensor, device, parts in zip(column, devices, finished, strict=True):
         with tf.device(device):
@@ -302,25 +309,6 @@ def _ring_column(
             joined.set_shape(tensor.shape)
             whole.append(joined)
     return whole
-
-
-def _pass_on(
-    total: tf.Tensor,
-    c: int,
-    order: Sequence[int],
-    devices: Sequence[str],
-    wire: Wire,
-    finished: list[list[tf.Tensor]],
-) -> None:
-    """Hands a finished chunk from device to device, rounded once where it is narrowed."""
-    dtype = total.dtype
-    if wire.narrows(total):
-        with tf.device(devices[order[0]]):
-            total = tf.cast(total, wire.dtype)
-    for k in order:
-        total = reductions.copy_onto(total, devices[k])
-        with tf.device(devices[k]):
-            finished[k][c] = tf.cast(total, dtype)
 
 
 def _chunks(tensor: tf.Tensor, count: int) -> list[tf.Tensor]:

@@ -177,35 +177,26 @@ def masked(tensors: Sequence[types.Gradient], counts: bool | tf.Tensor) -> list[
     return found
 
 
-def concat_onto(values: Sequence[types.Rows | None], device: str | None) -> types.Rows | None:
+def concat_onto(values: Sequence[types.Rows], device: str | None) -> types.Rows:
     """Concatenates K values along axis 0 onto one device.
 
     Args:
         values: K dense, sparse or ragged tensors that agree in all other dimensions
-            (sparse: the largest of each); or K times None.
+            (sparse: the largest of each).
         device: Canonical device name.
 
     Returns:
-        One value of the same kind; None where all are None.
+        One value of the same kind.
 
     Raises:
-        TowerMismatchError: If kinds, dtypes or inner shapes are mixed, or the values are
-            scalars.
+        TowerMismatchError: If kinds, dtypes or inner shapes are mixed.
     """
-    if all(value is None for value in values):
-        return None
     tensors = [_as_tensor(value) for value in values]
     _require_same("kind", [_kind(tensor) for tensor in tensors])
     _require_same("dtype", [tensor.dtype.name for tensor in tensors])
     if len(tensors) == 1:
         return copy_onto(tensors[0], device)
     if _kind(tensors[0]) == "tensor":
-        for tower, tensor in enumerate(tensors):
-            if tensor.shape.rank == 0:
-                raise errors.TowerMismatchError(
-                    "What towers return is joined row by row, and a scalar has no rows; tower "
-                    f"{tower} returned {tensor!r}. Give it the shape [batch]."
-                )
         _require_same_shapes([tensor.shape[1:] for tensor in tensors], "shape of a row")
     with on(device):
         if isinstance(tensors[0], tf.SparseTensor):

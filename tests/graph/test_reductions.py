@@ -157,7 +157,6 @@ def test_one_tensor_costs_one_copy_on_the_device_that_is_open_or_named(fresh_gra
     assert [op.type for op in fresh_graph.get_operations()[before:]] == ["Identity"]
     with tf.device("/device:CPU:2"):
         assert reductions.sum_onto([tensor], "").device == "/device:CPU:2"
-    assert reductions.concat_onto([None, None], CPU_1) is None
 
 
 @pytest.mark.parametrize(
@@ -186,12 +185,6 @@ def test_one_tensor_costs_one_copy_on_the_device_that_is_open_or_named(fresh_gra
             lambda: each(tf.zeros, [1, 2], [3, 1]),
             errors.TowerMismatchError,
             "tower 1 has the shape of a row",
-        ),
-        (
-            reductions.concat_onto,
-            lambda: each(tf.constant, 1.0, 2.0),
-            errors.TowerMismatchError,
-            "tower 0 returned",
         ),
         (reductions.sum_onto, lambda: each(tf.constant, True, True), TypeError, "cast them"),
     ],
