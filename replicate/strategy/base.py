@@ -39,7 +39,6 @@ class DistributionStrategy(verbs.Verbs):
     """
 
     is_default = False
-    is_between_graph = False
     keeps_copies = False
     slice_bytes: int | None = None
 

@@ -40,7 +40,7 @@ class Extended(tf1.distribute.StrategyExtended):
     colocate_vars_with = _asked("colocate_vars_with")
     read_var = _asked("read_var")
     broadcast_to = _asked("broadcast")
-    experimental_between_graph = _asked("is_between_graph")
+    experimental_between_graph = False
     experimental_should_init = _asked("is_chief")
     should_checkpoint = _asked("is_chief")
     should_save_summary = _asked("is_chief")
@@ -191,7 +191,7 @@ class Extended(tf1.distribute.StrategyExtended):
         return replica_id_in_sync_group
 
     def _in_multi_worker_mode(self) -> bool:
-        return self._strategy.is_between_graph
+        return False
 
     def _reduce(self, reduce_op: types.NamedReduction, value: types.Nest) -> types.Nest:
         if _is_one_replica():

@@ -17,11 +17,11 @@ class Batch(NamedTuple):
 
     Attributes:
         arrays: What features and labels are made of, as `tf.nest` lists the parts of sparse and
-            ragged ones; None where a leaf is None.
+            ragged ones.
         row_count: B.
     """
 
-    arrays: list[npt.NDArray[Any] | None]
+    arrays: list[npt.NDArray[Any]]
     row_count: int
 
 
@@ -60,7 +60,8 @@ class Form(NamedTuple):
 
     def parts(self) -> list[Any]:
         """Returns what the leaves are made of, as `Batch.arrays` has it."""
-        return tf.nest.flatten(self, expand_composites=True)
+        parts = tf.nest.flatten(self, expand_composites=True)
+        return [part for part in parts if part is not None]
 
 
 def _static_count(leaf: Any) -> int | None:
@@ -84,14 +85,14 @@ def placeholders(form: Form, row_count: int | None) -> Form:
         return type(spec)(shape, spec.dtype)
 
     specs = tf.nest.map_structure(of_rows, form)
-    made = [part and tf1.placeholder(part.dtype, part.shape) for part in specs.parts()]
+    parts = tf.nest.flatten(specs, expand_composites=True)
+    made = [part and tf1.placeholder(part.dtype, part.shape) for part in parts]
     return tf.nest.pack_sequence_as(specs, made, expand_composites=True)
 
 
-def feed(holders: Form, batch: Batch) -> dict[tf.Tensor, npt.NDArray[Any] | None]:
+def feed(holders: Form, batch: Batch) -> dict[tf.Tensor, npt.NDArray[Any]]:
     """Returns the feed_dict that gives placeholders a batch."""
-    pairs = zip(holders.parts(), batch.arrays, strict=True)
-    return {part: array for part, array in pairs if part is not None}
+    return dict(zip(holders.parts(), batch.arrays, strict=True))
 
 
 def read(
@@ -146,20 +147,11 @@ def _read(form: Form, count: int, session_config: tf1.ConfigProto) -> list[Batch
     with tf1.train.MonitoredSession(creator) as session:  # starts an old input's queues, too
         while len(batches) < count:
             try:
-                arrays, found = _run(session, parts, counts)
+                arrays, found = session.run((parts, counts))
             except tf.errors.OutOfRangeError:
                 break
             batches.append(Batch(arrays, _agreed({int(number) for number in found})))
     return batches
-
-
-def _run(
-    session: Any, parts: Sequence[Any], more: Sequence[tf.Tensor] = (), feeds: Any = None
-) -> tuple[list[npt.NDArray[Any] | None], list[Any]]:
-    """Runs the parts of a form, and more; returns the arrays of a batch, and what else came."""
-    found, others = session.run(([part for part in parts if part is not None], list(more)), feeds)
-    arrays = map(np.asarray, found)
-    return [None if part is None else next(arrays) for part in parts], others
 
 
 def _agreed(counts: set[int]) -> int:
@@ -199,7 +191,7 @@ def rounds(
         with tf1.Session(graph=graph, config=session_config) as session:
             for batch, numbers in zip(batches, indices, strict=True):
                 feeds = {**feed(holders, batch), index: numbers}
-                taken_rows.append(Batch(_run(session, taken, (), feeds)[0], len(numbers)))
+                taken_rows.append(Batch(session.run(taken, feeds), len(numbers)))
         return taken_rows
 
     def round_of(label: str, batches: list[Batch]) -> Round:
