@@ -78,10 +78,6 @@ class Workers:
         """Returns the sum over workers of one value; see `totals`."""
         return self.totals([value])[0]
 
-    def all(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns all workers' tensors of one dtype and shape, one worker's after the other's."""
-        return list(tensors)
-
     def from_first(self, values: Sequence[types.Gradient]) -> list[types.Gradient]:
         """Returns what the first worker brings, in all workers; text stays each one's own.
 
@@ -234,13 +230,6 @@ class CollectiveWorkers(Workers):
                 for n, value in zip(members, found, strict=True):
                     totals[n] = value
         return totals
-
-    def all(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """See base class."""
-        with self._at_home():
-            own = packing.carried(tf.stack(list(tensors)))
-            rows = [row for worker in tf.unstack(self.table(own)) for row in tf.unstack(worker)]
-            return [packing.restored(row, tensors[0]) for row in rows]
 
     def table(self, own: tf.Tensor) -> tf.Tensor:
         """Returns what all workers bring, a row for each.

@@ -157,7 +157,10 @@ def _join(
                 copy if has is True else tf.where(has, copy, tf.identity(member.initial_value))
                 for copy, member, has in zip(copies, members, has_rows, strict=True)
             ]
-            reduced = variable.reduction(share.workers.all(kept))
+            size = share.workers.size
+            lengths = [tf.fill([size], len(kept))]
+            (rows,) = share.workers.rows_of_all([tf.stack(kept)], [0], lengths)
+            reduced = variable.reduction(tf.unstack(rows, size * len(kept)))
             return [], lambda: [reduced, *starts]
         if variable.aggregation == variables.MEAN:
             counted = tf.add_n([tf.cast(has, dtype) for has in has_rows])

@@ -168,8 +168,8 @@ def test_a_worker_brings_what_it_has_and_nothing_for_the_others(strategy, monkey
     with tf.Graph().as_default(), tf1.Session() as session:
         across = strategy.workers
         monkeypatch.setattr(across, "sum", lambda tensors: tensors)  # the other one has zeros
-        found = session.run(across.all([tf.constant([start, 1.0]), tf.constant([2.0, start])]))
-    np.testing.assert_array_equal(found, [[0, 0], [0, 0], [start, 1], [2, start]])
+        found = session.run(across.table(tf.constant([[start, 1.0], [2.0, start]])))
+    np.testing.assert_array_equal(found, [[[0, 0], [0, 0]], [[start, 1], [2, start]]])
 
 
 class WithAnother(collectives.CollectiveWorkers):
