@@ -290,10 +290,15 @@ class CollectiveWorkers(Workers):
     # Rows.
 
     def slices(self, values: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-        """Returns all workers' slices, one worker's after the other's, of N IndexedSlices."""
-        parts = [part for value in values for part in (value.values, value.indices)]
-        whole = iter(self.rows_of_all(parts, [0] * len(parts)))
-        return [tf.IndexedSlices(next(whole), next(whole), value.dense_shape) for value in values]
+        """Returns all workers' slices, one worker's after the other's, of N IndexedSlices.
+
+        NOTE: a collective wants one size in all workers. Slices are made as many as the next
+        power of two, so that few sizes are met, and cut again.
+        """
+        with self._at_home():
+            own = tf.stack([tf.size(value.indices) for value in values])
+            counts = tf.reshape(self.gathered(own, tf.constant(0)), [self.size, len(values)])
+            return [self._all_slices(value, counts[:, n]) for n, value in enumerate(values)]
 
     def rows_of_all(
         self,
@@ -381,6 +386,16 @@ class CollectiveWorkers(Workers):
             made = self._make(tf.raw_ops.CollectiveGatherV2, tensor, key)
             made.set_shape([None, *tensor.shape[1:]])
             return made
+
+    def _all_slices(self, value: tf.IndexedSlices, counts: tf.Tensor) -> tf.IndexedSlices:
+        bits = bits_of(tf.maximum(tf.reduce_max(counts), 1))
+        size = tf.bitwise.left_shift(1, bits)
+        is_own = tf.reshape(tf.sequence_mask(counts, size), [-1])
+        rows, indices = (
+            tf.boolean_mask(self.gathered(packing.lengthened(part, size), bits), is_own)
+            for part in (packing.carried(value.values), value.indices)
+        )
+        return tf.IndexedSlices(packing.restored(rows, value.values), indices, value.dense_shape)
 
     # Collectives.
 

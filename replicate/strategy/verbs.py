@@ -154,8 +154,8 @@ class Verbs(tf.distribute.Strategy):
             summed = self._batch_sum(columns, places, has_rows)
             for i, column, copies, place in zip(positions, columns, summed, places, strict=True):
                 number = self.workers.size * len(column) if is_mean else 1
-                pairs = zip(copies, place, strict=True)
-                means = [reductions.divide_onto(copy, number, device) for copy, device in pairs]
+                onto = zip(copies, place, strict=True)
+                means = [reductions.divide_onto(copy, number, device) for copy, device in onto]
                 results[i] = self._mirrored(means, place)
         return results
 
