@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from replicate import errors
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 
@@ -26,20 +25,6 @@ _ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet ar
 
 Chooser: TypeAlias = Callable[[tf.TensorShape | None, tf.DType | None], str]
 """Returns the canonical device of the next variable, which has a shape and a dtype."""
-
-
-def single(devices: Sequence[str]) -> Chooser:
-    """Puts all variables on the one device that there is.
-
-    Raises:
-        DeviceError: If there are several.
-    """
-    if len(devices) != 1:
-        raise errors.DeviceError(
-            f"A single parameter device is needed; got {list(devices)}. Name one, or use "
-            "placement='round_robin'."
-        )
-    return lambda shape, dtype: devices[0]
 
 
 def round_robin(devices: Sequence[str]) -> Chooser:
@@ -61,7 +46,7 @@ def balanced_by_bytes(devices: Sequence[str]) -> Chooser:
 
 
 PLACEMENTS: Mapping[str, Callable[[Sequence[str]], Chooser]] = {
-    "single": single,
+    "single": round_robin,
     "round_robin": round_robin,
     "balanced": balanced_by_bytes,
 }

@@ -88,12 +88,6 @@ class TowerOptimizer(tf1.train.Optimizer):
         mode = context.current()
         if mode is None or mode.strategy.is_default or mode.copies is not None:
             return self.optimizer.apply_gradients(grads_and_vars, global_step, name)
-        if mode.tower is None:
-            raise RuntimeError(
-                "apply_gradients() is called in each tower, which all meet in it; it was called "
-                f"across towers, in the scope of {mode.strategy!r}. Call it in the function that "
-                "strategy.call_for_each_tower runs, with that tower's gradients."
-            )
         meeting = step.GradientStep() if mode.share is None else mode.share.step
         return meeting.apply_gradients(self.optimizer, grads_and_vars, global_step, name)
 

@@ -24,7 +24,7 @@ def test_variables_go_to_the_parameter_device_and_all_else_to_the_worker(use_res
         )
         tf.multiply(tf.identity(v, name="read"), 2.0, name="doubled")
 
-    found = placed(placement.single([CPU]), build)
+    found = placed(placement.round_robin([CPU]), build)
     assert found["v"] == CPU
     assert found["read"] == found["doubled"] == found["doubled/y"] == GPU_1
 
@@ -34,7 +34,7 @@ def test_a_lookup_table_that_changes_is_a_variable():
         table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="words")
         tf.identity(table.lookup(tf.constant(["a"])), name="found")
 
-    found = placed(placement.single([CPU]), build)
+    found = placed(placement.round_robin([CPU]), build)
     assert found["words/MutableHashTable" if "words/MutableHashTable" in found else "words"] == CPU
     assert found["found"] == GPU_1
 

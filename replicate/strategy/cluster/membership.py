@@ -13,6 +13,7 @@ from replicate import devices as device_names
 from replicate import errors
 from replicate.compat import sessions as tf_sessions
 from replicate.compat.tensorflow import tf, tf1
+from replicate.console import messages
 from replicate.graph import collectives
 from replicate.strategy.cluster import cluster as clusters
 
@@ -32,7 +33,6 @@ _LOSSES = (
 )
 _DOUBTFUL = (tf.errors.CancelledError, tf.errors.InternalError)
 POSSIBLE_LOSSES = (*_LOSSES, *_DOUBTFUL)
-_PLACES = ("Graph execution", "Detected at", "Node:", "From /job", "[[", "Original stack", "File")
 
 
 class Membership:
@@ -217,7 +217,8 @@ class Membership:
             )
         return errors.ClusterError(
             f"Workers of a cluster take each step together: {found}. TensorFlow says: "
-            f"{_said(reason)!r}. Start all workers again; they go on from the last checkpoint."
+            f"{messages.first_lines(reason)[:300]!r}. Start all workers again; they go on from the "
+            "last checkpoint."
         )
 
     def watched(self, run: Callable[..., Result]) -> Callable[..., Result]:
@@ -327,10 +328,3 @@ def _is_of_meeting(reason: tf.errors.OpError) -> bool:
     node = getattr(reason, "node_def", None)
     is_end = isinstance(reason, tf.errors.OutOfRangeError)
     return node is not None and node.name.startswith(f"{collectives.SCOPE}Coll") and not is_end
-
-
-def _said(reason: Exception) -> str:
-    """Returns the line of an error's text that says what happened."""
-    lines = [line.strip() for line in str(getattr(reason, "message", reason)).split("\n")]
-    told = [line for line in lines if line[3:] and not line.startswith(_PLACES)]
-    return next((line[:300] for line in told if not line.endswith("error(s) found.")), lines[0])

@@ -1,7 +1,6 @@
 """Towers: one among several in lockstep, and what `tf.distribute` sees of one as a replica."""
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -135,14 +134,8 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """The number of this tower.
-
-        NOTE: TensorFlow asks to write summaries once; that is no model which asks.
-        """
-        frame = inspect.currentframe()
-        asker = None if frame is None else frame.f_back
-        name = "" if asker is None else asker.f_globals.get("__name__", "")
-        return self._tower.position if name.startswith("tensorflow.") else self._tower.tower_id
+        """The number of this tower."""
+        return self._tower.tower_id
 
     @property
     def devices(self) -> tuple[str, ...]:
