@@ -15,6 +15,7 @@ from typing import Any
 from replicate.compat.tensorflow import tf, tf1
 
 _TURN_SECONDS = 0.1
+_begun: list[Any] = []  # as long as the process lives: closing MirroredStrategy's session may hang
 _INPUTS = ("MakeIterator", "MultiDeviceIteratorInit")  # which hooks of an Estimator run otherwise
 
 
@@ -41,6 +42,7 @@ def measure(files: Sequence[str], seconds: float) -> list[list[float]]:
         For each file the steps per second of each of its turns.
     """
     steps = [_step(file) for file in files]
+    _begun.extend(steps)
     for step in steps:
         _turn(step, seconds / 4)
     rates: list[list[float]] = [[] for _ in files]
