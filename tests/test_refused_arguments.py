@@ -9,7 +9,6 @@ from replicate import errors
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export, saver
-from replicate.graph import placement
 from replicate.strategy import context
 from replicate.strategy.variables import values, variables
 from replicate.training import model, step
@@ -71,11 +70,6 @@ REFUSED = {
         lambda: core.LocalParameterServerStrategy(TWO, placement="near"),
         ValueError,
         r"placement is one of .*round_robin.*; got 'near'\. Choose one",
-    ),
-    "single": (
-        lambda: placement.single(TWO),
-        errors.DeviceError,
-        r"single parameter device is needed; got \['/cpu:0', '/cpu:1'\]\. Name one",
     ),
     "dataset_fn": (
         lambda: mirrored().distribute_dataset(lambda: [1, 2]),
