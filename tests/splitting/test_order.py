@@ -43,3 +43,15 @@ def test_a_list_may_be_passed_on_through_any_number_of_operations():
         tf.raw_ops.TensorListPushBack(input_handle=held, tensor=x)
         ops = order.ordered(set(graph.get_operations()), {})
     assert ops.index(x.op) < [op.type for op in ops].index("EmptyTensorList")
+
+
+def test_a_change_is_waited_for_even_behind_a_value_that_comes_after_it(fresh_graph):
+    # Sessions may leave out the way through the value, where it does nothing to another one.
+    effect = tf.no_op("effect")
+    with tf.control_dependencies([effect]):
+        value = tf.constant(1.0)
+        use = tf.tanh(value).op
+    assert order.Behind({effect, value.op, use}, {}).asks_for(use, effect)
+    # A check is made for the value: that has waited for it.
+    assert not order.Behind(set(), {effect: 1, value.op: 1, use: 1}).asks_for(use, effect)
+    assert order.Behind(set(), {effect: 1, use: 1}).asks_for(use, effect)

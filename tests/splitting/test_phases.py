@@ -188,24 +188,6 @@ def test_gradients_that_wait_for_an_update_are_told_with_what_does_not(
     assert "tf.group(train_op, *updates)" in line
 
 
-def test_a_gradient_waits_for_an_update_no_more_often_than_its_loss(fresh_graph):
-    # Each gradient of an operation is an Identity that waits for the others; their inputs wait for
-    # the update already.
-    def biased(features, labels, mode):
-        bias = tf1.get_variable("b", [3], tf.float64, tf1.zeros_initializer())
-        steps = tf1.get_variable("n", [], tf.float64, tf1.zeros_initializer(), trainable=False)
-        w = tf1.get_variable("w", [2, 3], tf.float64, tf1.ones_initializer())
-        loss = tf.reduce_sum(tf.square(tf.nn.bias_add(tf.matmul(features, w), bias)))
-        with tf.control_dependencies([steps.assign_add(1)]):
-            optimizer = tf1.train.GradientDescentOptimizer(0.01)
-            train_op = optimizer.minimize(loss, tf1.train.get_global_step())
-        return exactness.spec_of(mode, loss, train_op=train_op)
-
-    build(biased, devices=["/cpu:0"], micro_batches=2)
-    names = {op.name for op in fresh_graph.get_operations()}
-    assert not [name for name in names if "tower_0" in name and "control_dependency" in name]
-
-
 def test_what_need_not_wait_is_not_told(fresh_graph, caplog):
     caplog.set_level(logging.INFO)
     build(devices=["/cpu:0"], micro_batches=2)

@@ -1,7 +1,7 @@
 """Which operations have effects, and what comes behind these."""
 
-import heapq
-from collections.abc import Callable, Iterable, Mapping
+import collections
+from collections.abc import Callable, Iterable
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
@@ -45,39 +45,29 @@ def with_behind(graph: tf.Graph, given: Iterable[tf.Tensor]) -> order_of.Behind:
         graph: The graph.
         given: The tensors of the batch; effects that they come after are over for all else.
     """
+    ops = set(graph.get_operations())
     before = operations.executed_by(list(given))
-    sources = [op for op in graph.get_operations() if op not in before and has_effect(op)]
-    own = {op: 1 << n for n, op in enumerate(sources)}
-    checks = sum(bit for op, bit in own.items() if not changes_state(op))
-    return order_of.Behind(_behind(own, checks))
+    sources = [op for op in ops if op not in before and has_effect(op)]
+    changing = [op for op in sources if changes_state(op)]
+    changes = operations.behind(changing, ops) if changing else set()
+    return order_of.Behind(changes, _behind_checks([op for op in sources if op not in changes]))
 
 
-def _behind(own: Mapping[tf.Operation, int], checks: int) -> dict[tf.Operation, int]:
-    """Returns operations with effects, and all behind them, with these effects as bits.
-
-    Args:
-        own: The bit of each operation that has an effect.
-        checks: The bits of effects that what measures a tensor does not come after.
-    """
+def _behind_checks(sources: Iterable[tf.Operation]) -> dict[tf.Operation, int]:
+    """Returns operations that check values, and all behind them, with these checks as bits."""
     found: dict[tf.Operation, int] = {}
-    new = dict(own)
-    waiting = [(op._id, op) for op in own]  # as made, so that most are met once
+    waiting = collections.deque((op, 1 << n) for n, op in enumerate(sources))
     while waiting:
-        _, op = heapq.heappop(waiting)
-        bits = new.pop(op)
-        found[op] = found.get(op, 0) | bits
-        users = [(user, bits) for user in op._control_outputs]
+        op, bits = waiting.popleft()
+        new = bits & ~found.get(op, 0)
+        if not new:
+            continue
+        found[op] = found.get(op, 0) | new
+        waiting.extend((user, new) for user in op._control_outputs)
         for tensor in op.outputs:
-            readers = tensor.consumers()
-            is_read = any(reader.type not in _MEASURES for reader in readers)
-            for reader in readers:
-                is_measure = is_read and reader.type in _MEASURES
-                users.append((reader, bits & ~checks if is_measure else bits))
-        for user, sent in users:
-            if sent & ~(found.get(user, 0) | new.get(user, 0)):
-                if user not in new:
-                    heapq.heappush(waiting, (user._id, user))
-                new[user] = new.get(user, 0) | sent
+            users = tensor.consumers()
+            others = [user for user in users if user.type not in _MEASURES]
+            waiting.extend((user, new) for user in others or users)
     return found
 
 

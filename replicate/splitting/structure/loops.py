@@ -24,7 +24,7 @@ _ARRAYS = ("TensorArrayV3", "TensorArrayGradV3")
 _ARRAY_WRITES = ("TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
 _LIST_WRITES = ("TensorListPushBack", "TensorListSetItem")
 _LIST_READS = {"TensorListPopBack": 1, "TensorListGetItem": 0}
-_NONE = order.Behind({})
+_NONE = order.Behind(frozenset(), {})
 _PASSING = (*kinds.ENTERS, *kinds.EXITS, "Identity", "StopGradient", "Switch", "NextIteration")
 
 Each = TypeVar("Each")

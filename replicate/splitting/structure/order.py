@@ -29,24 +29,29 @@ class Behind:
     """The operations of a graph that have effects, or come after one that has.
 
     Args:
-        effects: Each of them with the effects that it has or comes after, as bits of a number.
+        changes: Those that change a state, or come after one that does.
+        checks: Those that check values, or come after one that does, each with these checks as
+            bits of a number.
     """
 
-    def __init__(self, effects: Mapping[tf.Operation, int]):
-        self._effects = effects
+    def __init__(self, changes: Set[tf.Operation], checks: Mapping[tf.Operation, int]):
+        self._changes = changes
+        self._checks = checks
 
     def __contains__(self, op: tf.Operation) -> bool:
-        return op in self._effects
+        return op in self._changes or op in self._checks
 
     def asks_for(self, op: tf.Operation, control: tf.Operation) -> bool:
         """Whether an effect might be lost if an operation did not wait for a control input.
 
-        An effect is not lost if anything that the operation reads comes after it too.
+        A check is not lost if anything that the operation reads comes after it too.
         """
+        if control in self._changes:
+            return True
         read = 0
         for tensor in op.inputs:
-            read |= self._effects.get(tensor.op, 0)
-        return bool(self._effects.get(control, 0) & ~read)
+            read |= self._checks.get(tensor.op, 0)
+        return bool(self._checks.get(control, 0) & ~read)
 
 
 def as_made(ops: Iterable[tf.Operation]) -> list[tf.Operation]:

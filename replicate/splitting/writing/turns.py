@@ -81,12 +81,13 @@ class Turns:
         changing = [op for op in whole if effects.changes_state(op)]
         found: dict[tf.Operation, None] = {}
         for each, user in self._phases.held(reads, self._bytes_of_row, self._bits):
-            new = self._bits(user) & ~self._bits(each)
+            end = user if self._bits(user) & ~self._bits(each) else self._phases.end(each)
+            new = self._bits(end) & ~self._bits(each)
             if new:
                 found[changing[new.bit_length() - 1]] = None
-                continue
-            op = self._nodes.original(str(self._phases.end(each)))
-            found |= {} if op is None else {op: None}
+            elif not self._bits(each):  # else it is a change that makes it wait
+                op = self._nodes.original(str(end))
+                found |= {} if op is None else {op: None}
         return sorted(found, key=effects.changes_state)
 
     def _bits(self, each: _Maker) -> int:
