@@ -91,7 +91,7 @@ class GraphViews(Views):
         # NOTE: what a tower has made is noted, not told by its name: a model may well have a
         # scope of its own that is called `tower_1`.
         self._operations: list[set[tf.Operation]] = [set() for _ in prefixes]
-        self._assigned = len(graph.get_operations())
+        self._started = self._assigned = len(graph.get_operations())
 
     def operations(self, tower_id: int) -> set[tf.Operation]:
         """See base class."""
@@ -158,11 +158,18 @@ class GraphViews(Views):
         """Returns the operation or tensor that a name, or an object, stands for.
 
         Raises:
-            KeyError: If there is none.
+            KeyError: If there is none, or it is a variable that another tower has made and
+                this one has not asked for yet: on one device it would not exist.
         """
         find = functools.partial(type(self._graph).as_graph_element, self._graph)
-        own = self._own(find, obj, *args, **kwargs) if isinstance(obj, str) else None
-        return find(obj, *args, **kwargs) if own is None else own
+        if not isinstance(obj, str):
+            return find(obj, *args, **kwargs)
+        found = self._own(find, obj, *args, **kwargs)
+        if found is None:
+            found = self._twin(find(obj, *args, **kwargs))
+        if not self._has(getattr(found, "op", found)):
+            raise KeyError(f"The name {obj!r} is that of a variable that does not exist yet.")
+        return found
 
     def _own(
         self, find: Callable[..., types.Fetch], name: str, *args: bool, **kwargs: bool
@@ -176,6 +183,29 @@ class GraphViews(Views):
         except (KeyError, ValueError):
             return None
         return found if getattr(found, "op", found) in self.operations(self._shown) else None
+
+    def _twin(self, found: types.Fetch) -> types.Fetch:
+        """Returns what the tower has made in place of what another has made, if it is plain.
+
+        What is made outside of the tower's prefix, as by importing a graph under no name, is
+        told from the first tower's by a number that TensorFlow adds.
+        """
+        op = getattr(found, "op", found)
+        numbered = r"(_\d+)?/".join(map(re.escape, op.name.split("/"))) + r"(_\d+)?"
+        own = self.operations(self._shown)
+        twins = [made for made in own if re.fullmatch(numbered, made.name) and made.type == op.type]
+        if op in own or len(twins) != 1:
+            return found
+        return twins[0] if found is op else twins[0].outputs[found.value_index]
+
+    def _has(self, op: tf.Operation) -> bool:
+        """Whether an operation makes no variable, or one that this tower has asked for."""
+        if op.type != "VarHandleOp" or op in self._graph.get_operations()[: self._started]:
+            return True
+        keys = (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.LOCAL_VARIABLES)
+        listed = [variable for key in keys for variable in self.get_collection(key)]
+        members = [member for item in listed for member in operations.copies_of(item)]
+        return any(op is member.handle.op for member in members if hasattr(member, "handle"))
 
     def get_collection(self, name: Hashable, scope: str | None = None) -> list[Any]:
         """Returns what a collection holds, or those items whose names match a scope.

@@ -49,6 +49,25 @@ def test_a_tower_within_a_scope(graph):
     assert [item.name for item in found] == ["outer/G/act:0", "outer/tower_1/G/act:0"]
 
 
+@pytest.mark.parametrize("scope", [None, "abs"])
+def test_what_was_made_without_the_prefix_is_found_by_its_number(scope):
+    with tf.Graph().as_default() as graph:
+        start = tf.constant([1.0, 2.0], name="start")
+
+        def make():
+            with tf1.name_scope(None), tf1.name_scope(scope):
+                return tf.split(start, 2, name="y")[1]
+
+        first = make()
+        isolation.GraphViews(graph, ["", "tower_1/"], True, lambda tower_id: []).show(1)
+        second = make()
+        assert first.name != second.name
+        assert graph.get_tensor_by_name(first.name).name == second.name
+        assert graph.get_operation_by_name(first.op.name) is second.op
+        assert graph.get_tensor_by_name(second.name).name == second.name
+        assert graph.get_tensor_by_name("start:0") is start
+
+
 def test_a_collection_is_filtered_by_one_devices_names(graph):
     first = tf1.get_collection(tf1.GraphKeys.LOSSES, "G")
     assert [item.name for item in first] == ["G/act:0"]
@@ -66,6 +85,18 @@ def test_the_graph_is_as_it_was_afterwards(graph):
     views.close()
     assert graph.get_tensor_by_name("G/act:0").name == "G/act:0"
     assert len(tf1.get_collection(tf1.GraphKeys.LOSSES, "G")) == 1
+
+
+def test_a_variable_of_another_tower_does_not_exist_before_it_is_asked_for(graph):
+    shown(graph)
+    constant = tf.constant(3.0, name="later")
+    keys = [tf1.GraphKeys.GLOBAL_VARIABLES]
+    listed = tf1.get_variable("w", initializer=1.0, use_resource=True, collections=keys)
+    tf1.get_variable("of_another", initializer=1.0, use_resource=True, collections=["no"])
+    assert graph.get_tensor_by_name("later:0") is constant
+    assert graph.get_operation_by_name("w") is listed.handle.op
+    with pytest.raises(KeyError, match="'of_another' is that of a variable that does not exist"):
+        graph.get_operation_by_name("of_another")
 
 
 @pytest.mark.parametrize("every_collection", [True, False])
