@@ -150,7 +150,7 @@ GIVEN = tuple(
         _distribute_strategy | tf.distribute asks which strategy made a variable
         _initializer_op _initial_value | set where a variable starts from a checkpoint
         _gather_saveables_for_checkpoint _serialize_to_tensors _restore_from_tensors
-            | tf.train.Checkpoint saves and restores by it
+        _copy_trackable_to_cpu | tf.train.Checkpoint saves and restores by it, asynchronously too
         _export_to_saved_model_graph _write_object_proto
             | a SavedModel describes and maps a variable by it
     variable that tf.keras has set:

@@ -179,7 +179,8 @@ core_types = Door(
 resource_variable_ops = Door(
     "tensorflow.python.ops.resource_variable_ops",
     BaseResourceVariable="a replicated variable as a TPU replica sees it",
-    UninitializedVariable="lists as global alone what a tf.function makes in a graph",
+    UninitializedVariable="lists as global alone what a tf.function makes in a graph, and holds "
+    "a value until an asynchronous checkpoint is written",
     variable_accessed="tapes and functions note that a replicated variable was read",
 )
 ref_variable = Door(

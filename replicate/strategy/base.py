@@ -311,6 +311,7 @@ class DistributionStrategy(verbs.Verbs):
                 "A variable cannot be made from a proto under a distribution strategy: got the "
                 f"proto of {kwargs['variable_def'].variable_name!r}. Import it outside the scope."
             )
+        creation.require_known(kwargs)
         kwargs["use_resource"] = True
         mode = context.required()
         if mode.strategy is not self:

@@ -49,18 +49,37 @@ def merge(
         return None
     _require_same_structure(nests, where)
     columns = zip(*(tf.nest.flatten(nest) for nest in nests), strict=True)
-    leaves = [_merged(strategy, list(column)) for column in columns]
+    leaves = [_merged(strategy, list(column), where) for column in columns]
     return tf.nest.pack_sequence_as(nests[0], leaves)
 
 
-def _merged(strategy: base.DistributionStrategy, leaves: Sequence[types.Rows]) -> types.Rows:
+def _merged(
+    strategy: base.DistributionStrategy, leaves: Sequence[types.Rows], where: str
+) -> types.Rows:
     first, parts = leaves[0], context.required_share().parts
     if not isinstance(first, tf.Tensor) or first.shape.rank != 0:
         kept = [rows.kept(leaf, has) for leaf, has in zip(leaves, parts.has_rows, strict=True)]
-        return reductions.concat_onto(kept, strategy.home)
+        return reductions.concat_onto(_of_one_width(kept, where), strategy.home)
     if not first.dtype.is_floating:
         return reductions.copy_onto(first, strategy.home)
     return reductions.weighted_sum_onto(leaves, *parts, strategy.home)
+
+
+def _of_one_width(leaves: Sequence[types.Rows], where: str) -> list[types.Rows]:
+    """Lets a run fail with the reason where towers' rows turn out to differ in shape."""
+    first = leaves[0]
+    if not isinstance(first, tf.Tensor) or first.shape[1:].is_fully_defined():
+        return list(leaves)
+    text = (
+        f"Rows that towers return are joined, and must be of one shape in all of them: {where} "
+        "are not. Pad them to a width that does not depend on the tower's rows."
+    )
+    checks = [
+        tf1.assert_equal(tf.shape(leaf)[1:], tf.shape(first)[1:], message=text)
+        for leaf in leaves[1:]
+    ]
+    with tf1.control_dependencies(checks):
+        return [tf.identity(first), *leaves[1:]]
 
 
 def merge_export_outputs(

@@ -530,6 +530,8 @@ def test_a_strategy_is_a_name_or_has_slices(tmp_path):
     for strategy, expected in {
         "{name: mirrored, slice_bytes: 1}": "name: must be one of balanced, round_robin",
         "{name: balanced, slice_bytes: 64XB}": "slice_bytes: must be a number of bytes, such as ",
+        "{name: balanced, slice_bytes: 1.5.5MB}": "slice_bytes: must be a number of bytes",
+        '{name: balanced, slice_bytes: "1,000MB"}': "slice_bytes: must be a number of bytes",
         "{name: balanced}": "slice_bytes: the key is required here",
     }.items():
         (fault,) = faults_of(tmp_path, SMALL + f"strategy: {strategy}\n")

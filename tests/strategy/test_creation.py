@@ -108,8 +108,8 @@ def test_a_balanced_variable_may_be_made_in_a_function():
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"synchronization": "never"}, "Invalid variable synchronization mode: never"),
-        ({"aggregation": "sum"}, "'sum' is not a valid VariableAggregation"),
+        ({"synchronization": tf.VariableSynchronization.NONE}, "synchronized ON_WRITE, ON_READ"),
+        ({"aggregation": "sum"}, "aggregated by SUM.*'w' has aggregation='sum'"),
     ],
 )
 def test_words_that_say_nothing_are_refused(mirrored, asked, text):

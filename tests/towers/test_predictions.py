@@ -69,6 +69,14 @@ def test_a_scalar_is_the_mean_over_rows_and_whole_numbers_are_the_first_towers()
     assert found["n"] == 3
 
 
+def test_rows_of_several_widths_are_refused_in_a_run():
+    def wide(x):
+        return tf.fill([tf.shape(x)[0], tf.shape(x)[0]], 1.0)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of one shape in all"):
+        predicted(wide, models.batch(7))
+
+
 KINDS = {
     "scores": lambda x: estimator.export.ClassificationOutput(scores=x),
     "classes": lambda x: estimator.export.ClassificationOutput(

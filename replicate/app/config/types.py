@@ -18,6 +18,7 @@ KeyPath: TypeAlias = documents.KeyPath
 
 _FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _MOST = 2**63 - 1
+_BYTES = r"\d+(\.\d+)? ?([kKMGT]i?)?B"
 
 
 class Unknown(NamedTuple):
@@ -89,6 +90,15 @@ def _written(path: str, info: pydantic.SerializationInfo) -> str:
     return path if info.context is None else files.relative(path, info.context)
 
 
+def _bytes(value: object) -> object:
+    """Takes a number of bytes, or a text that pydantic reads whole."""
+    if not isinstance(value, str):
+        return _whole(value)
+    if re.fullmatch(_BYTES, value) is None:
+        raise ValueError("must be a number of bytes, such as 67108864, 64MB or 64MiB")
+    return value
+
+
 WHOLE = pydantic.BeforeValidator(_whole)
 Whole = Annotated[int, WHOLE]
 Positive = Annotated[int, Field(ge=1), WHOLE]
@@ -96,12 +106,12 @@ NotNegative = Annotated[int, Field(ge=0), WHOLE]
 Bytes = Annotated[
     pydantic.ByteSize,
     Field(ge=1),
-    WHOLE,
+    pydantic.BeforeValidator(_bytes),
     pydantic.WithJsonSchema(
         {
             "anyOf": [
                 {"type": "integer", "minimum": 1},
-                {"type": "string", "pattern": r"^[\d.]+ ?\w*$", "examples": ["64MB"]},
+                {"type": "string", "pattern": f"^{_BYTES}$", "examples": ["64MB"]},
             ]
         }
     ),

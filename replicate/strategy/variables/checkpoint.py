@@ -280,6 +280,19 @@ class Persistent:
                 self._feeding = (placeholder, restore(self, placeholder))
         return self._feeding
 
+    def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
+        if self not in object_map:
+            first = self._members[0]
+            with tf.device("/device:CPU:0"):
+                object_map[self] = tfc.resource_variable_ops.UninitializedVariable(
+                    trainable=first.trainable,
+                    shape=first.shape,
+                    dtype=first.dtype,
+                    name=self.shared_name,
+                )
+        with tf.device("/device:CPU:0"):
+            object_map[self].assign(self.read_across(), read_value=False)
+
     def _restore_from_tensors(
         self, restored_tensors: Mapping[str, tf.Tensor]
     ) -> tf.Operation | None:

@@ -15,6 +15,33 @@ from replicate.strategy.variables import copies, variables
 _ON_READ = tf.VariableSynchronization.ON_READ
 
 
+def require_known(kwargs: types.Arguments) -> None:
+    """Refuses a synchronization or aggregation that is none.
+
+    Args:
+        kwargs: What the variable creator was given.
+
+    Raises:
+        ValueError: Names the variable, and what it may have.
+    """
+    name, synchronization = kwargs.get("name"), kwargs.get("synchronization")
+    kinds = [kind for kind in tf.VariableSynchronization if kind.name != "NONE"]
+    if synchronization is not None and synchronization not in kinds:
+        raise ValueError(
+            "Copies of a variable are synchronized ON_WRITE, ON_READ or as is best (AUTO): "
+            f"variable {name!r} has synchronization={synchronization!r}. Leave it out, or pass one "
+            "of tf.VariableSynchronization."
+        )
+    aggregation = kwargs.get("aggregation")
+    kinds = [*tf.VariableAggregation, *tf1.VariableAggregation]
+    if aggregation is not None and aggregation not in kinds:
+        raise ValueError(
+            "What towers bring is aggregated by SUM, MEAN, ONLY_FIRST_REPLICA or not at all "
+            f"(NONE): variable {name!r} has aggregation={aggregation!r}. Pass one of "
+            "tf.VariableAggregation."
+        )
+
+
 def is_tower_local(kwargs: types.Arguments) -> bool:
     """Whether a variable is each tower's own by nature.
 
@@ -132,8 +159,7 @@ def add_to_collections(variable: tf.Variable, kwargs: types.Arguments) -> None:
 
 def _aggregation(kwargs: types.Arguments) -> tf.VariableAggregation:
     aggregation = kwargs.get("aggregation")
-    found = getattr(aggregation, "value", aggregation)  # of an aggregation of version 1, as well
-    return variables.NONE if aggregation is None else tf.VariableAggregation(found)
+    return variables.NONE if aggregation is None else tf.VariableAggregation(aggregation.value)
 
 
 def _members(
