@@ -196,7 +196,6 @@ def test_the_core_joins_over_workers(trained):
             ["the config's optimizer.learning_rate", "worker:0 has 0.1", "worker:1 has 0.2"],
         ),
         ("model", ["the variable same. worker:0 has same (2,) float32; worker:1 has none"]),
-        ("rate", ["ResourceApplyGradientDescent's alpha. worker:0 has 0.1; worker:1 has 0.2"]),
         ("options", ["the option accumulate_steps", "worker:1 has accumulate_steps=2"]),
     ],
 )

@@ -204,10 +204,6 @@ def refusals(worker: Worker, name: str) -> None:
         _estimator(worker, name, case).train(_batches(worker, "sgd"))
     with noted("model"):
         _estimator(worker, name, case, other_model).train(_batches(worker, "sgd"))
-    with noted("rate"):
-        rate = 0.1 * (1 + number)
-        other = case._replace(optimizer=lambda: tf1.train.GradientDescentOptimizer(rate))
-        _estimator(worker, name, other).train(_batches(worker, "sgd"))
     with noted("options"):
         _estimator(worker, name, case, accumulate_steps=1 + number).train(_batches(worker, "sgd"))
     worker.strategy.compared.clear()
