@@ -7,11 +7,8 @@ from typing import Any
 from replicate.app.config import documents, types
 
 _MAPPING = "must be a mapping of keys to values"
-_SIZE = "must be a number of bytes, such as 67108864, 64MB or 64MiB"
 _TEXTS = {
     "bool_type": "must be true or false",
-    "byte_size": _SIZE,
-    "byte_size_unit": _SIZE,
     "dict_type": _MAPPING,
     "float_type": "must be a number",
     "greater_than": "must be above {gt:,}",
