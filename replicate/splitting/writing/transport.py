@@ -133,12 +133,10 @@ class Transport:
         value must not cause the change.
         """
         if not self._parts:
-            return turns.Turns(self._writer, turns.Runs({}, set(), set()), {})
+            return turns.Turns(self._writer, turns.Runs({}, {}, set(), set()), {})
         aside = {each for each, wanted in self._wanted_by.items() if not wanted & 1}
-        runs = turns.Runs(self._outside_of_turns(first), aside, self._dead)
-        found = turns.Turns(self._writer, runs, self._find_effects(effects.changes_state))
-        found.take()
-        return found
+        runs = turns.Runs(self._parts, self._outside_of_turns(first), aside, self._dead)
+        return turns.Turns(self._writer, runs, self._find_effects(effects.changes_state))
 
     # What is there.
 

@@ -16,18 +16,20 @@ class Runs(NamedTuple):
     """What is known of a graph that is written.
 
     Attributes:
+        parts: Of copies, by their names, the parts; nothing where each device has one part.
         before: What everything waits for, loops' turns left out; each comes behind what it names.
         aside: What no step runs.
         dead: What may have no value, since it is in a branch.
     """
 
+    parts: Mapping[Maker, int]
     before: dict[_Maker, Sequence[_Maker]]
     aside: Set[Maker]
     dead: Set[Maker]
 
 
 class Turns:
-    """The turns of a graph's parts; none where each device has one part.
+    """Lets the parts of a graph take turns, where devices have several.
 
     Args:
         written: The writer, of a graph of which nothing is added yet.
@@ -44,18 +46,18 @@ class Turns:
         self._nodes = written.nodes
         self._runs = runs
         self._changes = changes
-        parts: dict[_Maker, int] = {**written.parts()} if runs.before else {}
-        self._phases = phases.Phases(runs.before, parts, self._may_join, runs.aside)
-        self.gates: dict[str, list[str | None]] = {}
-        self.held: list[tf.Operation] = []
+        self._phases = phases.Phases[_Maker](
+            runs.before, {**runs.parts}, self._may_join, runs.aside
+        )
+        self.held = self._find_held()
+        self.gates = self._wait()
 
     def of(self, each: _Maker) -> phases.Turn:
         """Returns when an operation runs."""
         return self._phases.turn(each)
 
-    def take(self) -> None:
-        """Adds what makes each part wait."""
-        self.held = self._find_held()
+    def _wait(self) -> dict[str, list[str | None]]:
+        """Adds what makes each part wait; returns `gates`."""
         in_loops = frames.in_loops(self._runs.before, self._kind)
 
         def bits_of(each: _Maker) -> int | None:
@@ -69,9 +71,12 @@ class Turns:
             for each in map(str, begins):
                 self._nodes.by_name[each].input.append(self._nodes.wait(gate))
             gates[part, kind] = gate
-        for name in filter(self._is_in_step, self._written.changes.joins):
+        waiting: dict[str, list[str | None]] = {}
+        joins = self._written.changes.joins if gates else ()
+        for name in filter(self._is_in_step, joins):
             ended = phases.Kind(self.of(name).phase - 1, self._bits(name))
-            self.gates[name] = [gates.get((k, ended)) for k in range(len(devices))]
+            waiting[name] = [gates.get((k, ended)) for k in range(len(devices))]
+        return waiting
 
     def _find_held(self) -> list[tf.Operation]:
         """Returns the operations for which all parts keep what they make; changes come last."""
